@@ -551,21 +551,30 @@ class Kernels:
         "check_windows(3, stride=stride, before=before, dilation=dilation)",
     )
     max_pool = kernel(
-        """x (N, H, W) real; kernel: tuple[int, ...]; stride: tuple[int, ...]; before: tuple[int, ...];
+        """x (N, H, W) real; rows (Oh, 3) int64; columns (Ow, 3) int64; kernel: tuple[int, ...];
         dilation: tuple[int, ...]; y (N, Oh, Ow) real written; winner (N, Oh, Ow) winner written""",
         """The maximum of every window, and its place counted in C order over the kernel: uint8 for up to 256 taps.
 
-        The first maximum wins; NaN wins over all numbers, and the last NaN over others. Every window must meet the
-        input.""",
-        "check_windows(2, kernel=kernel, stride=stride, before=before, dilation=dilation)",
+        `rows` and `columns` have for every window of an axis ``start, first, end``: the taps t from `first` to
+        ``end - 1``, at least one, are ``start + t * dilation`` and lie in the input. Starts ascend.
+
+        The first maximum wins; NaN wins over all numbers, and the last NaN over others.""",
+        "check_windows(2, kernel=kernel, dilation=dilation)",
         "check_winner(winner, kernel)",
     )
     max_pool_grad = kernel(
-        """gy (N, Oh, Ow) real; winner (N, Oh, Ow) winner; kernel: tuple[int, ...]; stride: tuple[int, ...];
-        before: tuple[int, ...]; dilation: tuple[int, ...]; out (N, H, W) real written""",
+        """gy (N, Oh, Ow) real; winner (N, Oh, Ow) winner; rows (Oh, 3) int64; columns (Ow, 3) int64;
+        kernel: tuple[int, ...]; dilation: tuple[int, ...]; out (N, H, W) real written""",
         "Every window's gradient goes to its maximum; where windows overlap they are added in their order.",
-        "check_windows(2, kernel=kernel, stride=stride, before=before, dilation=dilation)",
+        "check_windows(2, kernel=kernel, dilation=dilation)",
         "check_winner(winner, kernel)",
+    )
+    band_product = kernel(
+        """x (N, L, M) real; first (Rows) int64; indptr (Rows + 1) int64; data (Nnz) real;
+        out (N, Rows, M) real written""",
+        """A banded matrix along an axis: ``out[n, r, m] = Σ_k data[indptr[r] + k] * x[n, first[r] + k, m]``.
+
+        A row's entries lie side by side, from column ``first[r]`` on; the row of none is 0.""",
     )
 
     # Element by element, or channel by channel. With `limits` (low, high), the result is clamped, and with y, gy first

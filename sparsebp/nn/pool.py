@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 from math import prod
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -19,6 +17,7 @@ from sparsebp.core.check import Array, check_flag, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.nn.layer import Fixed, Layer, Work, check_gy, check_input, total_work
 from sparsebp.patterns import PoolPattern, adaptive_pool_pattern
+from sparsebp.patterns.bands import adaptive_averages, sliding_averages
 from sparsebp.patterns.builders import adaptive_windows, window_pattern
 from sparsebp.patterns.pattern import KEPT, DeviceCopies, frozen
 from sparsebp.patterns.windows import LONGEST, PoolWindows
@@ -91,9 +90,9 @@ def batch_of(gy: Array) -> Array:
 
 @dataclass(frozen=True)
 class PoolSaved:
-    """Saved by a pooling layer: the input's shape and dtype, and each window's winner or weight."""
+    """Saved by a max-pool: the input's shape and dtype, and the place of each window's maximum."""
 
-    # `choice` is (B, C, …) places of the maxima for a max-pool, (…) weights of the windows for an average.
+    # `choice` is (B, C, …).
     # With three axes, `choice` is the place on the first one, and `planes` (B, C, D, …) the places in each plane.
 
     shape: tuple[int, ...]
@@ -143,52 +142,79 @@ class SlidingPool(Pool):
 # axis: the first plane with the maximum wins, and the last one with a NaN, as if a window were one list of elements.
 
 
+class Axis(NamedTuple):
+    """The windows on an axis."""
+
+    windows: DeviceCopies  # (outputs, 3): of each its start, its first tap within the axis, and the end of its taps
+    inputs: int
+    outputs: int
+    kernel: int  # Taps of the longest
+    dilation: int
+
+    @classmethod
+    def of(cls, inputs: int, kernel: int, dilation: int, *columns: np.ndarray) -> Axis:
+        """Return the axis with these columns of `windows`."""
+        table = np.stack(columns, axis=1)
+        return cls(DeviceCopies(frozen(table)), inputs, len(table), kernel, dilation)
+
+
+@lru_cache(maxsize=KEPT)
+def _sliding(sizes: tuple[int, ...], window: PoolWindows) -> tuple[Axis, ...]:
+    """Return windows that slide."""
+    axes = []
+    options = zip(sizes, window.output_size(sizes), window.kernel, window.stride, window.before, window.dilation,
+                  strict=True)  # fmt: skip
+    for length, count, kernel, stride, before, dilation in options:
+        start = np.arange(count) * stride - before
+        first, end = -(np.minimum(start, 0) // dilation), (length - 1 - start) // dilation + 1
+        axes.append(Axis.of(length, kernel, dilation, start, first, np.minimum(end, kernel)))
+    return tuple(axes)
+
+
+@lru_cache(maxsize=KEPT)
+def _adaptive(sizes: tuple[int, ...], counts: tuple[int, ...]) -> tuple[Axis, ...]:
+    """Return as many windows as asked for."""
+    axes = []
+    for length, count in zip(sizes, counts, strict=True):
+        start, end = adaptive_windows(length, count)
+        axes.append(Axis.of(length, int((end - start).max()), 1, start, np.zeros_like(start), end - start))
+    return tuple(axes)
+
+
+@lru_cache(maxsize=KEPT)
+def _single(length: int) -> Axis:
+    """Return windows of one element."""
+    start = np.arange(length)
+    return Axis.of(length, 1, 1, start, np.zeros_like(start), np.ones_like(start))
+
+
 class Pass(NamedTuple):
-    """A call of the kernels: shapes (planes, height, width) of input and output, kernel, stride, padding, dilation."""
+    """A call of the kernels: shapes (planes, height, width) of input and output, and the windows of both axes."""
 
     into: tuple[int, ...]
     out: tuple[int, ...]
-    options: tuple[tuple[int, ...], ...]
+    axes: tuple[Axis, Axis]
+
+    def options(self, xp: ModuleType) -> tuple[Any, ...]:
+        """Return the arguments that describe the windows."""
+        down, across = self.axes
+        tables = *down.windows.on(xp), *across.windows.on(xp)
+        return *tables, (down.kernel, across.kernel), (down.dilation, across.dilation)
 
 
 @lru_cache(maxsize=1024)  # layers ask at every call
-def _passes(shape: tuple[int, ...], window: PoolWindows) -> list[Pass]:
+def _passes(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> list[Pass]:
     """Return the passes over x of `shape` (B, C, …)."""
-    (batch, channels, *sizes), out, unpooled = shape, window.output_size(shape[2:]), (1, 1, 0, 1)
-    options, planes = (window.kernel, window.stride, window.before, window.dilation), batch * channels
-    if len(sizes) < 3:
-        more = 2 - len(sizes)
-        ones, two = (1,) * more, tuple((n,) * more + option for n, option in zip(unpooled, options, strict=True))
-        return [Pass((planes, *ones, *sizes), (planes, *ones, *out), two)]
-    depth, joined = sizes[0], out[1] * out[2]
+    out, planes, depth = [axis.outputs for axis in axes], shape[0] * shape[1], shape[2]
+    if len(axes) < 3:
+        down = axes[0] if len(axes) == 2 else _single(1)
+        across = axes[-1]
+        return [Pass((planes, down.inputs, across.inputs), (planes, down.outputs, across.outputs), (down, across))]
+    joined = out[1] * out[2]
     return [
-        Pass((planes * depth, *sizes[1:]), (planes * depth, *out[1:]), tuple(option[1:] for option in options)),
-        Pass((planes, depth, joined), (planes, out[0], joined),
-             tuple((option[0], n) for n, option in zip(unpooled, options, strict=True))),
-    ]  # fmt: skip
-
-
-def _max_pool(xp: ModuleType, x: Array, window: PoolWindows) -> tuple[Array, PoolSaved]:
-    """Return the maxima of the windows over x (B, C, …), and where they are."""
-    y, winners = xp.ascontiguousarray(x), []
-    for into, out, options in _passes(x.shape, window):
-        found = backend.empty(xp, out, x.dtype)
-        winners.append(xp.empty(out, np.uint8 if prod(options[0]) <= 256 else np.int32))
-        kernels.get(xp).unchecked.max_pool(y.reshape(into), *options, found, winners[-1])
-        y = found
-    shape = (*x.shape[:2], *window.output_size(x.shape[2:]))
-    planes = winners[0].reshape(*x.shape[:3], *shape[3:]) if len(winners) > 1 else None
-    return y.reshape(shape), PoolSaved(x.shape, x.dtype, winners[-1].reshape(shape), planes)
-
-
-def _max_pool_grad(xp: ModuleType, gy: Array, saved: PoolSaved, window: PoolWindows) -> Array:
-    """Return the gradient at x of `_max_pool`."""
-    g, winners = xp.ascontiguousarray(gy), [saved.choice] if saved.planes is None else [saved.choice, saved.planes]
-    for (into, out, options), winner in zip(reversed(_passes(saved.shape, window)), winners, strict=True):
-        found = backend.empty(xp, into, saved.dtype)
-        kernels.get(xp).unchecked.max_pool_grad(g.reshape(out), winner.reshape(out), *options, found)
-        g = found
-    return g.reshape(saved.shape)
+        Pass((planes * depth, *shape[3:]), (planes * depth, *out[1:]), axes[1:]),  # type: ignore[arg-type]
+        Pass((planes, depth, joined), (planes, out[0], joined), (axes[0], _single(joined))),
+    ]
 
 
 class Maxima(Pool):
@@ -201,15 +227,43 @@ class Maxima(Pool):
         y, saved = self.forward(x, *more, **options)
         return (y, self.indices(saved)) if self.return_indices else y
 
+    def _forward(self, x: Array) -> tuple[Array, PoolSaved]:
+        xp = self._check_x(x)
+        shape, axes = self._out_shape(x.shape), self._axes(x.shape)
+        y, winners = xp.ascontiguousarray(x), []
+        for one in _passes(x.shape, axes):
+            found, options = backend.empty(xp, one.out, x.dtype), one.options(xp)
+            winners.append(xp.empty(one.out, np.uint8 if prod(axis.kernel for axis in one.axes) <= 256 else np.int32))
+            kernels.get(xp).unchecked.max_pool(y.reshape(one.into), *options, found, winners[-1])
+            y = found
+        planes = winners[0].reshape(*x.shape[:3], *shape[3:]) if len(winners) > 1 else None
+        return y.reshape(shape), PoolSaved(x.shape, x.dtype, winners[-1].reshape(shape), planes)
+
+    def _input_grad(self, gy: Array, saved: PoolSaved) -> Array:
+        xp = check_gy(gy, self._out_shape(saved.shape), saved.dtype, saved.choice)
+        g, winners = xp.ascontiguousarray(gy), [saved.choice] if saved.planes is None else [saved.choice, saved.planes]
+        for one, winner in zip(reversed(_passes(saved.shape, self._axes(saved.shape))), winners, strict=True):
+            found = backend.empty(xp, one.into, saved.dtype)
+            options = one.options(xp)
+            kernels.get(xp).unchecked.max_pool_grad(g.reshape(one.out), winner.reshape(one.out), *options, found)
+            g = found
+        return g.reshape(saved.shape)
+
+    def _input_grad_work(self, shape: tuple[int, ...], saved: PoolSaved) -> Work:
+        """Return the cost of the kernels, which write the gradient and read the windows' and their winners."""
+        passes = _passes(shape, self._axes(shape))
+        return total_work(Work(prod(one.out), prod(one.into) + 2 * prod(one.out), 1) for one in passes)
+
     def indices(self, saved: Any) -> Array:
         """Return where each window's maximum is among the elements of its channel: int64, of the output's shape."""
         if isinstance(saved, Lone):
             return self.indices(saved.batch)[0]
-        xp, w = backend.namespace(saved.choice), self._window(saved.shape)
-        place, found = self._places(saved).astype(np.int64), 0
-        for axis, (size, first) in enumerate(zip(saved.shape[2:], self._starts(xp, saved.shape), strict=True)):
-            tap = place // prod(w.kernel[axis + 1 :]) % w.kernel[axis]
-            found = found * size + first.reshape(-1, *(1,) * (self.dims - 1 - axis)) + tap * w.dilation[axis]
+        xp, axes = backend.namespace(saved.choice), self._axes(saved.shape)
+        place, found, taps = self._places(saved).astype(np.int64), 0, prod(axis.kernel for axis in axes)
+        for behind, axis in zip(reversed(range(self.dims)), axes, strict=True):
+            taps //= axis.kernel
+            tap, (windows,) = place // taps % axis.kernel, axis.windows.on(xp)
+            found = found * axis.inputs + windows[:, 0].reshape(-1, *(1,) * behind) + tap * axis.dilation
         return found
 
     def _jacobian_t(self, saved: PoolSaved) -> Any:
@@ -221,23 +275,23 @@ class Maxima(Pool):
         """Return the place of every maximum in its window, in C order over the kernel, (B, C, …)."""
         if saved.planes is None:
             return saved.choice
-        xp, w = backend.namespace(saved.choice), self._window(saved.shape)
-        first = xp.arange(saved.choice.shape[2]).reshape(-1, 1, 1) * w.stride[0] - w.before[0]
-        plane = first + saved.choice.astype(np.int64) * w.dilation[0]
+        xp, axes = backend.namespace(saved.choice), self._axes(saved.shape)
+        (windows,) = axes[0].windows.on(xp)
+        plane = windows[:, 0].reshape(-1, 1, 1) + saved.choice.astype(np.int64) * axes[0].dilation
         within = xp.take_along_axis(saved.planes, plane, axis=2)
-        return saved.choice.astype(np.int32) * (w.kernel[1] * w.kernel[2]) + within
+        return saved.choice.astype(np.int32) * (axes[1].kernel * axes[2].kernel) + within
 
     @abc.abstractmethod
     def pool(self, shape: tuple[int, ...]) -> PoolPattern:
         """Return the pattern for an input of `shape` (B, C, …)."""
 
     @abc.abstractmethod
-    def _window(self, shape: tuple[int, ...]) -> PoolWindows:
-        """Return the windows that the kernels see for an input of `shape`."""
+    def _out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the output's shape for an input of `shape`."""
 
     @abc.abstractmethod
-    def _starts(self, xp: ModuleType, shape: tuple[int, ...]) -> list[Array]:
-        """Return for every axis where the windows begin in x; less than 0 in the padding."""
+    def _axes(self, shape: tuple[int, ...]) -> tuple[Axis, ...]:
+        """Return the windows for an input of `shape`."""
 
 
 class MaxPool(SlidingPool, Maxima):
@@ -261,25 +315,8 @@ class MaxPool(SlidingPool, Maxima):
         super().__init__(kernel_size, stride, padding, dilation, ceil_mode)
         self.return_indices = check_flag("return_indices", return_indices)
 
-    def _forward(self, x: Array) -> tuple[Array, PoolSaved]:
-        return _max_pool(self._check_x(x), x, self.window)
-
-    def _input_grad(self, gy: Array, saved: PoolSaved) -> Array:
-        xp = check_gy(gy, self._out_shape(saved.shape), saved.dtype, saved.choice)
-        return _max_pool_grad(xp, gy, saved, self.window)
-
-    def _input_grad_work(self, shape: tuple[int, ...], saved: PoolSaved) -> Work:
-        """Return the cost of the kernels, which write the gradient and read the windows' and their winners."""
-        passes = _passes(shape, self.window)
-        return total_work(Work(prod(one.out), prod(one.into) + 2 * prod(one.out), 1) for one in passes)
-
-    def _window(self, shape: tuple[int, ...]) -> PoolWindows:
-        return self.window
-
-    def _starts(self, xp: ModuleType, shape: tuple[int, ...]) -> list[Array]:
-        w = self.window
-        axes = zip(w.output_size(shape[2:]), w.stride, w.before, strict=True)
-        return [xp.arange(count) * stride - before for count, stride, before in axes]
+    def _axes(self, shape: tuple[int, ...]) -> tuple[Axis, ...]:
+        return _sliding(shape[2:], self.window)
 
 
 class MaxPool1d(MaxPool):
@@ -300,16 +337,77 @@ class MaxPool3d(MaxPool):
     dims = 3
 
 
-@lru_cache(maxsize=KEPT)
-def _window_weights(windows: PoolWindows, size: tuple[int, ...], dtype: np.dtype, **divisors: Any) -> DeviceCopies:
-    """Return the factor of each window's sum, of the windows' shape; it is sent to a device once."""
-    from sparsebp.jacobians.operators import avg_pool_weights
-
-    weights = avg_pool_weights(window_pattern(1, size, windows), **divisors).astype(dtype)
-    return DeviceCopies(frozen(weights.reshape(windows.output_size(size))))
+# Layers that multiply every axis by one banded matrix: averages, and `Upsample`.
 
 
-class AvgPool(SlidingPool):
+@dataclass(frozen=True)
+class ChannelSaved:
+    """The input's shape and dtype, and for every axis the arrays of its matrix and of the transpose."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    bands: list[tuple[Array, ...]]
+
+    @property
+    def first(self) -> Array:
+        """An array on the input's device."""
+        return self.bands[0][0]
+
+
+class ChannelProduct(SampleLayer):
+    """Base of layers that multiply every channel by one sparse matrix, which the values of x do not change.
+
+    It is a Kronecker product of a banded matrix for every axis, so that one axis follows the other.
+    """
+
+    replayable = True
+
+    @abc.abstractmethod
+    def _check_x(self, x: Array) -> ModuleType:
+        """Check x and return its namespace."""
+
+    @abc.abstractmethod
+    def _out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the output's shape for an input of `shape` (B, C, …)."""
+
+    @abc.abstractmethod
+    def _bands(self, shape: tuple[int, ...], dtype: np.dtype) -> list[DeviceCopies]:
+        """Return for each axis behind the channels its matrix, outputs × inputs, and the transpose: see `Band`."""
+
+    def _forward(self, x: Array) -> tuple[Array, ChannelSaved]:
+        xp = self._check_x(x)
+        self._out_shape(x.shape)  # refuses what does not fit
+        bands = [band.on(xp) for band in self._bands(x.shape, x.dtype)]
+        return _along_axes(xp, x, [band[:3] for band in bands]), ChannelSaved(x.shape, x.dtype, bands)
+
+    def _input_grad(self, gy: Array, saved: ChannelSaved) -> Array:
+        xp = check_gy(gy, self._out_shape(saved.shape), saved.dtype, saved.first)
+        return _along_axes(xp, gy, [band[3:] for band in saved.bands])
+
+    def _input_grad_work(self, shape: tuple[int, ...], saved: ChannelSaved) -> Work:
+        """Return the cost of a product along every axis."""
+        planes, axes = shape[0] * shape[1], len(saved.bands)
+        entries = prod(len(data) for *_, data in saved.bands)
+        ends = prod(shape) + prod(self._out_shape(shape))
+        return Work(2 * planes * entries, axes * ends, axes, shape[1] * entries)
+
+
+def _along_axes(xp: ModuleType, x: Array, bands: list[tuple[Array, ...]]) -> Array:
+    """Multiply each axis of x behind the channels by its matrix."""
+    y, k = xp.ascontiguousarray(x), kernels.get(xp).unchecked
+    axes = list(range(2, x.ndim))  # the last one, which is the slowest, while there are few elements
+    grows = prod(len(first) for first, _, _ in bands) > prod(x.shape[2:])
+    for axis in reversed(axes) if grows else axes:
+        first, indptr, data = bands[axis - 2]
+        (*before, length), behind = y.shape[: axis + 1], y.shape[axis + 1 :]
+        found = backend.empty(xp, (*before, len(first), *behind), x.dtype)
+        planes, inner = prod(before), prod(behind)
+        k.band_product(y.reshape(planes, length, inner), first, indptr, data, found.reshape(planes, len(first), inner))
+        y = found
+    return y
+
+
+class AvgPool(SlidingPool, ChannelProduct):
     """The base of `AvgPool1d`, `AvgPool2d` and `AvgPool3d`.
 
     Parameters
@@ -320,12 +418,6 @@ class AvgPool(SlidingPool):
         Whether the number of windows is rounded up.
     count_include_pad
         Whether padding counts in the average.
-
-    Notes
-    -----
-    It runs over the places of a kernel, not over windows: one place of all windows is a strided view of the padded
-    input, and no two windows have the same element there. So the input gradient is a sum over views, without scatter
-    and atomics.
     """
 
     divisor_override: int | None = None
@@ -337,63 +429,14 @@ class AvgPool(SlidingPool):
         super().__init__(kernel_size, stride, padding, 1, ceil_mode)
         self.count_include_pad = check_flag("count_include_pad", count_include_pad)
 
-    def _forward(self, x: Array) -> tuple[Array, PoolSaved]:
-        xp = self._check_x(x)
-        out_shape = self._out_shape(x.shape)
-        whole, inside = self._padded(xp, x.shape, x.dtype)
-        inside[...] = x
-        y = xp.zeros(out_shape, dtype=x.dtype)
-        for values in self._places(whole, out_shape):
-            y += values
-        (weight,) = _window_weights(self.window, x.shape[2:], x.dtype, **self._divisors()).on(xp)
-        y *= weight
-        return y, PoolSaved(x.shape, x.dtype, weight)
+    def _bands(self, shape: tuple[int, ...], dtype: np.dtype) -> list[DeviceCopies]:
+        return sliding_averages(self.window, shape[2:], dtype, self.count_include_pad, self.divisor_override)
 
-    def _input_grad(self, gy: Array, saved: PoolSaved) -> Array:
-        out_shape = self._out_shape(saved.shape)
-        xp = check_gy(gy, out_shape, saved.dtype, saved.choice)
-        whole, inside = self._padded(xp, saved.shape, saved.dtype)
-        share = gy * saved.choice
-        for values in self._places(whole, out_shape):
-            values[...] += share
-        return xp.ascontiguousarray(inside)
-
-    def _input_grad_work(self, shape: tuple[int, ...], saved: PoolSaved) -> Work:
-        """Return the cost of some passes over the windows for every place of the kernel."""
-        places, windows = prod(self.window.kernel), prod(self._out_shape(shape))
-        return Work(2 * places * windows, 6 * places * windows + 4 * prod(shape), 3 * places + 2)
-
-    def _jacobian_t(self, saved: PoolSaved) -> Any:
+    def _jacobian_t(self, saved: ChannelSaved) -> Any:
         from sparsebp.jacobians import avg_pool_jacobian_t
 
-        xp = backend.namespace(saved.choice)
-        return avg_pool_jacobian_t(self.pool(saved.shape), xp, saved.dtype, **self._divisors())
-
-    def _divisors(self) -> dict[str, Any]:
-        return {"count_include_pad": self.count_include_pad, "divisor": self.divisor_override}
-
-    def _padded(self, xp: ModuleType, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
-        """Return an array that all windows fit into, of zeros, and the view of it where the input lies."""
-        w = self.window
-        lengths = [
-            max(pad + length, (count - 1) * stride + reach)
-            for pad, length, count, stride, reach in zip(
-                w.before, shape[2:], w.output_size(shape[2:]), w.stride, w.reach, strict=True
-            )
-        ]
-        whole = xp.zeros((*shape[:2], *lengths), dtype=dtype)
-        inside = tuple(slice(pad, pad + length) for pad, length in zip(w.before, shape[2:], strict=True))
-        return whole, whole[:, :, *inside]
-
-    def _places(self, whole: Array, out_shape: tuple[int, ...]) -> Iterator[Array]:
-        """Yield for every place of the kernel, in C order, the view of `whole` with that place of all windows."""
-        w = self.window
-        for place in product(*map(range, w.kernel)):
-            view = tuple(
-                slice(first, first + (count - 1) * stride + 1, stride)
-                for first, count, stride in zip(place, out_shape[2:], w.stride, strict=True)
-            )
-            yield whole[:, :, *view]
+        xp, options = backend.namespace(saved.first), {"count_include_pad": self.count_include_pad}
+        return avg_pool_jacobian_t(self.pool(saved.shape), xp, saved.dtype, divisor=self.divisor_override, **options)
 
 
 class AvgPool1d(AvgPool):
@@ -430,60 +473,6 @@ class AvgPool3d(AvgPool2d):
     """Average pooling over (B, C, D, H, W) or (C, D, H, W), as `torch.nn.AvgPool3d`; arguments as for `AvgPool2d`."""
 
     dims = 3
-
-
-# Layers that multiply every channel by one sparse matrix: adaptive averages, and `Upsample`.
-
-
-@dataclass(frozen=True)
-class ChannelSaved:
-    """The input's shape and the transposed Jacobian of one channel."""
-
-    shape: tuple[int, ...]
-    channel: Any
-
-
-class ChannelProduct(SampleLayer):
-    """Base of layers that multiply every channel by one sparse matrix, which the values of x do not change."""
-
-    replayable = True
-
-    @abc.abstractmethod
-    def _check_x(self, x: Array) -> ModuleType:
-        """Check x and return its namespace."""
-
-    @abc.abstractmethod
-    def _out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the output's shape for an input of `shape` (B, C, …)."""
-
-    @abc.abstractmethod
-    def _jacobian(self, xp: ModuleType, channels: int, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return the transposed Jacobian of `channels` channels, for an input of `shape`."""
-
-    def _forward(self, x: Array) -> tuple[Array, ChannelSaved]:
-        xp = self._check_x(x)
-        channel = self._jacobian(xp, 1, x.shape, x.dtype)
-        return _apply(channel.T, x, self._out_shape(x.shape)), ChannelSaved(x.shape, channel)
-
-    def _input_grad(self, gy: Array, saved: ChannelSaved) -> Array:
-        check_gy(gy, self._out_shape(saved.shape), saved.channel.dtype, saved.channel.data)
-        return _apply(saved.channel, gy, saved.shape)
-
-    def _jacobian_t(self, saved: ChannelSaved) -> Any:
-        xp = backend.namespace(saved.channel.data)
-        return self._jacobian(xp, saved.shape[1], saved.shape, saved.channel.dtype)
-
-    def _input_grad_work(self, shape: tuple[int, ...], saved: ChannelSaved) -> Work:
-        """Return the cost of a product and two transposes."""
-        planes, entries, ends = shape[0] * shape[1], saved.channel.pattern.nnz, sum(saved.channel.shape)
-        return Work(2 * planes * entries, planes * (entries + 3 * ends), 3, shape[1] * entries)
-
-
-def _apply(jacobian: Any, x: Array, shape: tuple[int, ...]) -> Array:
-    """Multiply every channel of every sample by `jacobian`; return the result in `shape`."""
-    xp = backend.namespace(x)
-    columns = xp.ascontiguousarray(x.reshape(shape[0] * shape[1], jacobian.shape[1]).T)
-    return xp.ascontiguousarray((jacobian @ columns).T).reshape(shape)
 
 
 # Adaptive pooling: window i of n over a length L reaches from ``floor(i L / n)`` to ``ceil((i + 1) L / n)``.
@@ -528,10 +517,13 @@ class AdaptiveAvgPool(AdaptivePool, ChannelProduct):
         Number of windows: an integer for all axes, or one per axis; None keeps an axis.
     """
 
-    def _jacobian(self, xp: ModuleType, channels: int, shape: tuple[int, ...], dtype: Any) -> Any:
+    def _bands(self, shape: tuple[int, ...], dtype: np.dtype) -> list[DeviceCopies]:
+        return adaptive_averages(shape[2:], self._out_shape(shape)[2:], dtype)
+
+    def _jacobian_t(self, saved: ChannelSaved) -> Any:
         from sparsebp.jacobians import avg_pool_jacobian_t
 
-        return avg_pool_jacobian_t(self.pool((1, channels, *shape[2:])), xp, dtype)
+        return avg_pool_jacobian_t(self.pool(saved.shape), backend.namespace(saved.first), saved.dtype)
 
 
 class AdaptiveAvgPool1d(AdaptiveAvgPool):
@@ -567,64 +559,14 @@ class AdaptiveMaxPool(AdaptivePool, Maxima):
         Number of windows: an integer for all axes, or one per axis; None keeps an axis.
     return_indices
         As for `MaxPool`.
-
-    Notes
-    -----
-    Windows of different lengths, which may overlap, are copied next to each other, filled up with -∞ and pooled by
-    `MaxPool`'s kernels. Windows that lie so already are not copied.
     """
 
     def __init__(self, output_size: Any, return_indices: bool = False) -> None:
         super().__init__(output_size)
         self.return_indices = check_flag("return_indices", return_indices)
 
-    def _forward(self, x: Array) -> tuple[Array, PoolSaved]:
-        xp = self._check_x(x)
-        spread, window = x, self._window(x.shape)
-        for axis, (length, kernel) in enumerate(zip(self._out_shape(x.shape)[2:], window.kernel, strict=True), 2):
-            if length * kernel != x.shape[axis]:
-                whole = xp.full((*spread.shape[:axis], length * kernel, *spread.shape[axis + 1 :]), -np.inf, x.dtype)
-                for there, here in _windows(x.shape[axis], length, kernel, axis):
-                    whole[there] = spread[here]
-                spread = whole
-        y, saved = _max_pool(xp, spread, window)
-        return y, replace(saved, shape=x.shape)
-
-    def _input_grad(self, gy: Array, saved: PoolSaved) -> Array:
-        shape, window = saved.shape, self._window(saved.shape)
-        out = self._out_shape(shape)
-        xp = check_gy(gy, out, saved.dtype, saved.choice)
-        lengths = tuple(n * k for n, k in zip(out[2:], window.kernel, strict=True))
-        g = _max_pool_grad(xp, gy, replace(saved, shape=(*shape[:2], *lengths)), window)
-        for axis in range(2, g.ndim):
-            if g.shape[axis] != shape[axis]:
-                whole = xp.zeros((*g.shape[:axis], shape[axis], *g.shape[axis + 1 :]), g.dtype)
-                for there, here in _windows(shape[axis], out[axis], window.kernel[axis - 2], axis):
-                    whole[here] += g[there]
-                g = whole
-        return g
-
-    def _input_grad_work(self, shape: tuple[int, ...], saved: PoolSaved) -> Work:
-        """Return the cost of the kernel, and of adding up the windows."""
-        window, out = self._window(shape), self._out_shape(shape)
-        spread = prod(out) * prod(window.kernel)
-        return Work(prod(out) + spread, prod(shape) + 4 * spread, 1 + sum(out[2:]))
-
-    def _window(self, shape: tuple[int, ...]) -> PoolWindows:
-        ends = (adaptive_windows(*axis) for axis in zip(shape[2:], self._out_shape(shape)[2:], strict=True))
-        longest = tuple(int((end - start).max()) for start, end in ends)
-        return PoolWindows.of(self.dims, longest)
-
-    def _starts(self, xp: ModuleType, shape: tuple[int, ...]) -> list[Array]:
-        axes = zip(shape[2:], self._out_shape(shape)[2:], strict=True)
-        return [xp.arange(count) * length // count for length, count in axes]
-
-
-def _windows(length: int, count: int, longest: int, axis: int) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
-    """Yield for every window where it lies on the axis of the copies, `longest` for each, and of the input."""
-    front = (slice(None),) * axis
-    for i, (start, end) in enumerate(zip(*map(np.ndarray.tolist, adaptive_windows(length, count)), strict=True)):
-        yield (*front, slice(i * longest, i * longest + end - start)), (*front, slice(start, end))
+    def _axes(self, shape: tuple[int, ...]) -> tuple[Axis, ...]:
+        return _adaptive(shape[2:], self._out_shape(shape)[2:])
 
 
 class AdaptiveMaxPool1d(AdaptiveMaxPool):

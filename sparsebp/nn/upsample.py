@@ -1,4 +1,4 @@
-"""Upsampling by interpolation: every channel times one sparse matrix."""
+"""Upsampling by interpolation: every axis times one banded matrix."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import numpy as np
 
 from sparsebp.core import backend
 from sparsebp.core.check import Array, check_choice, check_flag, check_integer, check_positive, shown
-from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError
+from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.nn.layer import check_input
 from sparsebp.nn.pool import ChannelProduct, ChannelSaved
+from sparsebp.patterns.bands import interpolations
 from sparsebp.patterns.builders import Resampling, resampling_pattern
+from sparsebp.patterns.pattern import DeviceCopies
 from sparsebp.patterns.windows import LONGEST
 
 _AXES = {"nearest": (1, 2, 3), "nearest-exact": (1, 2, 3), "linear": (1,), "bilinear": (2,), "trilinear": (3,)}
@@ -96,23 +98,14 @@ class Upsample(ChannelProduct):
         axes = zip(lengths, counts, scales, strict=True)
         return tuple(Resampling(*axis, rule, bool(self.align_corners)) for axis in axes)
 
-    def _jacobian(self, xp: ModuleType, channels: int, shape: tuple[int, ...], dtype: Any) -> Any:
-        return self._matrix(xp, channels, shape, dtype, zeros=True)  # as in PyTorch, 0 · NaN is NaN
+    def _bands(self, shape: tuple[int, ...], dtype: np.dtype) -> list[DeviceCopies]:
+        return interpolations(self._axes(shape), dtype)
 
     def _jacobian_t(self, saved: ChannelSaved) -> Any:
-        xp = backend.namespace(saved.channel.data)
-        return self._matrix(xp, saved.shape[1], saved.shape, saved.channel.dtype, zeros=False)
-
-    def _matrix(self, xp: ModuleType, channels: int, shape: tuple[int, ...], dtype: Any, *, zeros: bool) -> Any:
         from sparsebp.jacobians import TransposedJacobian
 
-        axes = self._axes(shape)
-        try:
-            pattern, values = resampling_pattern(channels, axes, np.dtype(dtype), zeros=zeros)
-        except MemoryError as error:
-            raise MemoryLimitError("The output does not fit in memory", expected="memory for the index of each element",
-                                   got=[axis.outputs for axis in axes]) from error  # fmt: skip
-        return TransposedJacobian._unchecked(pattern, *values.on(xp))
+        pattern, values = resampling_pattern(saved.shape[1], self._axes(saved.shape), saved.dtype)
+        return TransposedJacobian._unchecked(pattern, *values.on(backend.namespace(saved.first)))
 
 
 def _each(name: str, value: Any, check: Any) -> Any:

@@ -725,25 +725,29 @@ class Resampling(NamedTuple):
         t = np.clip(at - low, real(0), real(1))
         return np.stack([low, np.minimum(low + 1, self.inputs - 1)], axis=1), np.stack([1 - t, t], axis=1)
 
+    def entries(self, real: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return ``output * inputs + input`` of every entry of the matrix, ascending, and the weights, 0 too."""
+        index, values = self.taps(real)
+        places = np.arange(self.outputs)[:, None] * self.inputs + index
+        keys, entry = np.unique(places.reshape(-1), return_inverse=True)
+        return keys, np.bincount(entry.reshape(-1), values.reshape(-1), len(keys))
+
 
 @lru_cache(maxsize=KEPT)
 def resampling_pattern(
-    channels: int, axes: tuple[Resampling, ...], dtype: np.dtype, *, zeros: bool = False
+    channels: int, axes: tuple[Resampling, ...], dtype: np.dtype
 ) -> tuple[SparsityPattern, DeviceCopies]:
     """Return the pattern of the transposed Jacobian of resampling every channel, and its values."""
-    # zeros: Whether inputs whose weight is 0 are entries.
     each = np.arange(channels + 1)
     factors, weights, behind = [], [], 1
     for axis in reversed(axes):
-        index, values = axis.taps(dtype.type)
-        places = index * axis.outputs + np.arange(axis.outputs)[:, None]
-        read = (values != 0) | zeros
-        keys, entry = np.unique(places[read], return_inverse=True)
-        rows, columns = np.divmod(keys, axis.outputs)
-        indptr = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=axis.inputs))))
-        factors.append(Factor(indptr, columns, axis.outputs, np.arange(len(keys)) * behind))
-        weights.append(np.bincount(entry, values[read], len(keys)))
-        behind *= len(keys)
+        keys, values = axis.entries(dtype.type)
+        read = values != 0
+        columns, rows = np.divmod(keys[read], axis.inputs)
+        indptr = np.concatenate(([0], np.cumsum(np.bincount(columns, minlength=axis.outputs))))
+        factors.append(Factor(indptr, rows, axis.inputs, np.arange(len(rows)) * behind).transposed())
+        weights.append(values[read])
+        behind *= len(rows)
     factors.append(Factor(each, each[:-1], channels, np.zeros(channels, np.int64)))
     whole = kron(factors[::-1], np.int64)
     values = reduce(np.multiply.outer, weights[::-1]).reshape(-1)[whole.offset].astype(dtype)

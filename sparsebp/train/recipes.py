@@ -435,6 +435,7 @@ def _convolutions(dtype: np.dtype) -> None:
         nn.Flatten(), nn.Linear(6, 5, **options),
     )  # fmt: skip
     _train(nn.Sequential(*layers), (_SAMPLES, 2, 9, 9), dtype)
+    nn.AvgPool2d(2).forward(np.ones((_SAMPLES, 2, 4, 4), dtype))
     nn.ReLU().forward(np.ones(_SAMPLES, dtype))  # alone: not in the pass of the layer before
     evaluated = nn.BatchNorm2d(2, dtype=dtype).eval()
     evaluated.vjp(np.ones((_SAMPLES, 2, 3, 3), dtype))[1](np.ones((_SAMPLES, 2, 3, 3), dtype)).weights  # noqa: B018

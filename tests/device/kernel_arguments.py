@@ -220,10 +220,16 @@ class Maker:
     convolve_t = convolve
 
     def max_pool(self) -> Arguments:
-        options = {"kernel": (3, 2), "stride": (2, 1), "before": (1, 1), "dilation": (1, 2)}
+        rows = np.array([[-1, 1, 3], [1, 0, 3], [3, 0, 2]])
+        columns = np.array([[-1, 1, 2], *([start, 0, 2] for start in range(4)), [4, 0, 1]])
+        options = {"rows": rows, "columns": columns, "kernel": (3, 2), "dilation": (1, 2)}
         return options | {"winner": self.winner(6, self.batch, 3, 6), "N": self.batch, "H": 5, "W": 6, "Oh": 3, "Ow": 6}
 
     max_pool_grad = max_pool
+
+    def band_product(self) -> Arguments:
+        indptr, first = np.array([0, 2, 2, 3, 6]), np.array([0, 0, 4, 2])
+        return {"indptr": indptr, "first": first, "N": self.batch, "L": 5, "M": self.hidden, "Rows": 4, "Nnz": 6}
 
     # ---- channels ----
 

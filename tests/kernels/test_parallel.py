@@ -94,11 +94,21 @@ def winners(k) -> list[Array]:
 
 
 def max_pool(k) -> list[Array]:
-    window = ((3, 2), (2, 2), (1, 0), (1, 1))
+    start, first = 2 * np.arange(100) - 1, np.zeros(100, np.int64)
+    rows = np.stack([start, first + (start < 0), first + 3], axis=1)
+    columns = np.stack([2 * np.arange(75), first[:75], first[:75] + 2], axis=1)
+    window = rows, columns, (3, 2), (1, 1)
     y, winner, gx = empty(37, 100, 75), empty(37, 100, 75, dtype=np.uint8), empty(37, 200, 150)
     k.max_pool(normal(37, 200, 150), *window, y, winner)
     k.max_pool_grad(normal(37, 100, 75), winner, *window, gx)
     return [y, gx]
+
+
+def band(k) -> list[Array]:
+    first, lines, planes = np.arange(50), empty(20_001, 50, 1), empty(2_001, 50, 19)
+    for out in (lines, planes):
+        k.band_product(normal(len(out), 52, out.shape[2]), first, np.arange(51) * 3, normal(150), out)
+    return [lines, planes]
 
 
 def dense_matvec(k) -> list[Array]:
@@ -174,6 +184,7 @@ KERNELS: dict[str, Callable[..., list[Array]]] = {
     "slopes": slopes,
     "winners": winners,
     "max_pool": max_pool,
+    "band": band,
     "min_gru": min_gru,
     "dense_matvec": dense_matvec,
     "dense_chain": lambda k: dense_chain(k, 33),

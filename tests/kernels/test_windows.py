@@ -36,6 +36,16 @@ def taken(geometry):
             yield tap, window, at
 
 
+def table(axis):
+    """Return start, first tap and end of the taps of every window on an axis."""
+    inputs, kernel, stride, before, dilation, outputs = axis
+    found = []
+    for start in np.arange(outputs) * stride - before:
+        taps = [tap for tap in range(kernel) if 0 <= start + tap * dilation < inputs]
+        found.append((start, taps[0], taps[-1] + 1))
+    return np.array(found)
+
+
 @given(
     geometry=geometries(3), batch=sizes(0, 5), groups=sizes(1, 2), inputs=sizes(1, 2), rows=sizes(1, 2), dtype=reals,
     seed=seeds,
@@ -82,12 +92,14 @@ def test_max_pool_and_its_gradient(backend, geometry, planes, nans, winners, dty
                 y[key], place[key], where[key] = value, tap[0] * kernel[1] + tap[1], (p, *at)
     for key, at in where.items():
         gx[at] += gy[key]
+    tables = [backend.array(table(axis)) for axis in zip(*geometry, strict=True)]
+    windows = *tables, kernel, options[2]
     got, winner = backend.empty(gy.shape, dtype), backend.zeros(gy.shape, winners)
-    backend.kernels.max_pool(backend.array(x), kernel, *options, got, winner)
+    backend.kernels.max_pool(backend.array(x), *windows, got, winner)
     np.testing.assert_array_equal(backend.numpy(got), y)
     np.testing.assert_array_equal(backend.numpy(winner), place)
     out = backend.empty(x.shape, dtype)
-    backend.kernels.max_pool_grad(backend.array(gy), winner, kernel, *options, out)
+    backend.kernels.max_pool_grad(backend.array(gy), winner, *windows, out)
     np.testing.assert_allclose(backend.numpy(out), gx, **tolerance(dtype))
 
 
@@ -106,7 +118,10 @@ def test_wrong_arguments_are_refused(backend):
     with pytest.raises(OptionError, match="groups"):
         backend.kernels.convolve(weight, x, one, none, one, 4, out)
     plane, y = backend.array(np.ones((2, 4, 4))), backend.empty((2, 3, 3), np.float64)
+    windows = backend.array(np.stack([np.arange(3), np.zeros(3, int), np.ones(3, int)], axis=1))
     with pytest.raises(DTypeError, match="winner"):
-        backend.kernels.max_pool(plane, (2, 2), (1, 1), (0, 0), (1, 1), y, backend.zeros((2, 3, 3), np.int64))
+        backend.kernels.max_pool(plane, windows, windows, (2, 2), (1, 1), y, backend.zeros((2, 3, 3), np.int64))
     with pytest.raises(DTypeError, match="cannot hold"):
-        backend.kernels.max_pool(plane, (20, 20), (1, 1), (9, 9), (1, 1), y, backend.zeros((2, 3, 3), np.uint8))
+        backend.kernels.max_pool(plane, windows, windows, (20, 20), (1, 1), y, backend.zeros((2, 3, 3), np.uint8))
+    with pytest.raises(OptionError, match="does not fit the windows"):
+        backend.kernels.max_pool(plane, windows, windows, (2, 2), (1, 0), y, backend.zeros((2, 3, 3), np.uint8))

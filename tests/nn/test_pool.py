@@ -173,6 +173,25 @@ def test_a_kernel_of_more_places_than_a_byte_counts():
     assert nn.MaxPool2d(20).jacobian_t(saved).to_dense().sum() == 1
 
 
+@pytest.mark.parametrize("name", ["AvgPool1d", "MaxPool1d", "AdaptiveAvgPool1d", "AdaptiveMaxPool1d"])
+@pytest.mark.parametrize(("length", "options"), [(9001, 3), (9001, 100), (9001, 5000), (103, 50)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_long_lines(name, length, options, dtype):
+    """Many windows, which are taken in ranges, and long ones, which are not."""
+    x = torch.randn(19, 1, length, dtype=dtype, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    if name.endswith("MaxPool1d"):
+        with torch.no_grad():
+            x[::2] = x[::2].round()  # ties
+            x[3, 0, [7, 50, 90]], x[5] = torch.nan, -torch.inf
+    y, saved = (layer := getattr(nn, name)(options)).forward(x.detach().numpy())
+    want = getattr(torch.nn, name)(options)(x)
+    gy = torch.randn(want.shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    want.backward(gy)
+    close = {"rtol": 1e-11, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
+    np.testing.assert_allclose(y, want.detach().numpy(), **close)
+    np.testing.assert_allclose(layer.input_grad(gy.numpy(), saved), x.grad.numpy(), **close)
+
+
 @pytest.mark.parametrize("name", ["MaxPool2d", "AvgPool2d", "AdaptiveAvgPool2d", "AdaptiveMaxPool2d"])
 def test_dtype_and_layout(name):
     layer = getattr(nn, name)(2)

@@ -108,6 +108,7 @@ SOURCES: dict[str, list[Defines]] = {
     "spgemm_pairs.cu": _all(REAL=_REALS, WORD=("unsigned int", "unsigned long long")),
     "spgemm_rows.cu": _CSR,
     "windows.cu": _all(REAL=_REALS, WINNER=_WINNERS) + _all(REAL=_REALS, INDEX=_INDICES, WINNER=_WINNERS),
+    "bands.cu": _PLAIN,
     "conv.cu": [
         {"REAL": real, "ROWS": rows, "COLUMNS": columns}
         for real, tiles in zip(_REALS, (TILES, TILES[1:]), strict=True) for rows, columns in tiles

@@ -1,4 +1,4 @@
-"""Launchers of the optimizers' updates, of kernels of one pass over memory, and of max pooling.
+"""Launchers of the optimizers' updates, of kernels of one pass over memory, of max pooling and banded products.
 
 A launch's arguments hold the addresses, sizes, steps and options of its arrays, so that nothing is sent to the device.
 """
@@ -340,34 +340,38 @@ class PointwiseKernels(Launcher):
             losses.mean(dtype=np.float64, out=mean)
 
 
-# Launchers of max pooling (``cuda/windows.cu``): a thread an element that is written.
+# Launchers of max pooling and banded products (``cuda/windows.cu``, ``bands.cu``): a thread an element that is written.
 
 Axes = tuple[int, ...]
 
 
 class WindowKernels(Launcher):
-    """Device side of max pooling in `sparsebp.kernels.spec.Kernels`, which states the shapes."""
+    """Device side of windows in `sparsebp.kernels.spec.Kernels`, which states the shapes."""
 
     def max_pool(
-        self, x: Array, kernel: Axes, stride: Axes, before: Axes,
-        dilation: Axes, y: Array, winner: Array,
-    ) -> None:  # fmt: skip
+        self, x: Array, rows: Array, columns: Array, kernel: Axes, dilation: Axes, y: Array, winner: Array
+    ) -> None:
         """The maximum of every window and its place."""
-        self._pool("max_pool", (x, y, winner), winner, y.size, x, y, (kernel, stride, before, dilation))
+        self._pool("max_pool", (x, y, winner), winner, y.size, x, y, (rows, columns), (kernel, dilation))
 
     def max_pool_grad(
-        self, gy: Array, winner: Array, kernel: Axes, stride: Axes, before: Axes,
-        dilation: Axes, out: Array,
-    ) -> None:  # fmt: skip
+        self, gy: Array, winner: Array, rows: Array, columns: Array, kernel: Axes, dilation: Axes, out: Array
+    ) -> None:
         """Every window's gradient goes to its maximum; every input gathers them in the order of the windows."""
-        self._pool("max_pool_grad", (gy, winner, out), winner, out.size, out, gy, (kernel, stride, before, dilation))
+        arrays = gy, winner, out
+        self._pool("max_pool_grad", arrays, winner, out.size, out, gy, (rows, columns), (kernel, dilation))
+
+    def band_product(self, x: Array, first: Array, indptr: Array, data: Array, out: Array) -> None:
+        """A banded matrix along an axis."""
+        args = (x, first, indptr, data, out, *map(np.int64, (out.size, x.shape[1], *out.shape[1:])))
+        self._launch("bands.cu", "band_product", c_types(REAL=x), ceil_div(out.size, BLOCK), (BLOCK,), args)
 
     def _pool(
         self, name: str, arrays: tuple[Array, ...], winner: Array, size: int, x: Array, y: Array,
-        options: tuple[Axes, ...],
+        windows: tuple[Array, Array], options: tuple[Axes, Axes],
     ) -> None:  # fmt: skip
         args: tuple[Any, ...] = (
-            *arrays, np.int64(size), *map(np.int32, (*x.shape[1:], *y.shape[1:])),
+            *arrays, *windows, np.int64(size), *map(np.int32, (*x.shape[1:], *y.shape[1:])),
             *(np.int32(n) for option in options for n in option),
         )  # fmt: skip
         defines = c_types(REAL=x, WINNER=winner)

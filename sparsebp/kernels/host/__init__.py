@@ -12,6 +12,7 @@ drop_stale(_PACKAGE / "kernels", _PACKAGE / "scan")  # before the imports below
 
 from sparsebp.kernels.host import cells, coloring, csr, factor, inference, one_step, symbolic  # noqa: E402
 from sparsebp.kernels.host.activations import ActivationKernels  # noqa: E402
+from sparsebp.kernels.host.band import BandKernels  # noqa: E402
 from sparsebp.kernels.host.cells import RecurrentKernels  # noqa: E402
 from sparsebp.kernels.host.conv import ConvolutionKernels  # noqa: E402
 from sparsebp.kernels.host.csr import CsrKernels, ValueKernels  # noqa: E402
@@ -91,6 +92,7 @@ class HostKernels(
     ValueKernels,
     ConvolutionKernels,
     MaxPoolKernels,
+    BandKernels,
     PointwiseKernels,
     ActivationKernels,
     NormKernels,

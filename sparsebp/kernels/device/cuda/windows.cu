@@ -5,36 +5,33 @@
 
 __device__ __forceinline__ int64 number_of_thread() { return int64(blockIdx.x) * blockDim.x + threadIdx.x; }
 
-// What an output meets through a tap, and back: -1 where there is none. The elements of a plane, and the planes, are
-// fewer than 2^31.
-__device__ __forceinline__ int input_at(int output, int tap, int stride, int before, int dilation, int length) {
-    const int at = output * stride + tap * dilation - before;
-    return at >= 0 && at < length ? at : -1;
-}
-
-__device__ __forceinline__ int output_at(int input, int tap, int stride, int before, int dilation, int outputs) {
-    const int start = input + before - tap * dilation;
-    return start >= 0 && start % stride == 0 && start / stride < outputs ? start / stride : -1;
+// Windows on an axis are rows of three numbers: start, first tap, end of the taps; starts ascend. The elements of a plane,
+// and the planes, are fewer than 2^31.
+__device__ __forceinline__ int first_window(const int64* windows, int count, int least) {
+    int low = 0, high = count;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (windows[3 * middle] < least) low = middle + 1;
+        else high = middle;
+    }
+    return low;
 }
 
 // x (planes, height, width); y, winner (planes, out_h, out_w). The first maximum wins, of several NaN the last.
 extern "C" __global__ void __launch_bounds__(256) max_pool(
-    const real* __restrict__ x, real* __restrict__ y, WINNER* __restrict__ winner, int64 size, int height,
-    int width, int out_h, int out_w, int taps_h, int taps_w, int stride_h, int stride_w, int before_h,
-    int before_w, int dilation_h, int dilation_w) {
+    const real* __restrict__ x, real* __restrict__ y, WINNER* __restrict__ winner, const int64* __restrict__ rows,
+    const int64* __restrict__ columns, int64 size, int height, int width, int out_h, int out_w, int taps_h, int taps_w,
+    int dilation_h, int dilation_w) {
     const int64 element = number_of_thread();
     if (element >= size) return;
-    const int64 row = element / out_w, plane = row / out_h;
-    const int ow = int(element % out_w), oh = int(row % out_h);
+    const int64 line = element / out_w, plane = line / out_h;
+    const int64 *across = columns + element % out_w * 3, *down = rows + line % out_h * 3;
     real best = 0;
     int place = -1;
-    for (int kh = 0; kh < taps_h; ++kh) {
-        const int h = input_at(oh, kh, stride_h, before_h, dilation_h, height);
-        if (h < 0) continue;
-        for (int kw = 0; kw < taps_w; ++kw) {
-            const int w = input_at(ow, kw, stride_w, before_w, dilation_w, width);
-            if (w < 0) continue;
-            const real value = x[(plane * height + h) * width + w];
+    for (int kh = int(down[1]); kh < int(down[2]); ++kh) {
+        const int64 h = down[0] + kh * dilation_h;
+        for (int kw = int(across[1]); kw < int(across[2]); ++kw) {
+            const real value = x[(plane * height + h) * width + across[0] + kw * dilation_w];
             if (place < 0 || value > best || value != value) best = value, place = kh * taps_w + kw;
         }
     }
@@ -43,22 +40,25 @@ extern "C" __global__ void __launch_bounds__(256) max_pool(
 }
 
 extern "C" __global__ void __launch_bounds__(256) max_pool_grad(
-    const real* __restrict__ gy, const WINNER* __restrict__ winner, real* __restrict__ gx, int64 size, int height,
-    int width, int out_h, int out_w, int taps_h, int taps_w, int stride_h, int stride_w, int before_h,
-    int before_w, int dilation_h, int dilation_w) {
+    const real* __restrict__ gy, const WINNER* __restrict__ winner, real* __restrict__ gx,
+    const int64* __restrict__ rows, const int64* __restrict__ columns, int64 size, int height, int width, int out_h,
+    int out_w, int taps_h, int taps_w, int dilation_h, int dilation_w) {
     const int64 element = number_of_thread();
     if (element >= size) return;
-    const int64 row = element / width, plane = row / height;
-    const int w = int(element % width), h = int(row % height);
+    const int64 line = element / width, plane = line / height;
+    const int w = int(element % width), h = int(line % height);
+    const int left = first_window(columns, out_w, w - (taps_w - 1) * dilation_w);
     real sum = 0;
-    for (int kh = taps_h - 1; kh >= 0; --kh) {  // so that windows come in their order, as on the host
-        const int oh = output_at(h, kh, stride_h, before_h, dilation_h, out_h);
-        if (oh < 0) continue;
-        for (int kw = taps_w - 1; kw >= 0; --kw) {
-            const int ow = output_at(w, kw, stride_w, before_w, dilation_w, out_w);
-            if (ow < 0) continue;
+    for (int oh = first_window(rows, out_h, h - (taps_h - 1) * dilation_h); oh < out_h; ++oh) {
+        const int down = h - int(rows[3 * oh]);
+        if (down < 0) break;
+        if (down % dilation_h) continue;
+        for (int ow = left; ow < out_w; ++ow) {  // windows come in their order, as on the host
+            const int across = w - int(columns[3 * ow]);
             const int64 window = (plane * out_h + oh) * out_w + ow;
-            if (int(winner[window]) == kh * taps_w + kw) sum += gy[window];
+            if (across < 0) break;
+            if (across % dilation_w) continue;
+            if (winner[window] == down / dilation_h * taps_w + across / dilation_w) sum += gy[window];
         }
     }
     gx[element] = sum;

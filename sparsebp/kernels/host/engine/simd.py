@@ -250,6 +250,24 @@ def select_positive(typingctx: Any, x: Any, yes: Any, no: Any) -> Any:
 
 
 @intrinsic
+def select_winner(typingctx: Any, a: Any, place: Any, b: Any, other: Any, yes: Any, no: Any) -> Any:
+    """Return `yes` in the lanes where `a` at `place` is the maximum, and not `b` at `other`, else `no`.
+
+    The first maximum is; NaN is greater than all numbers, and the last NaN than others.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        first, here, second, there, won, lost = args
+        earlier = builder.and_(builder.fcmp_ordered("==", first, second), builder.fcmp_ordered("<", here, there))
+        above = builder.or_(builder.fcmp_ordered(">", first, second), earlier)
+        later = builder.or_(builder.fcmp_ordered("ord", second, second), builder.fcmp_ordered(">", here, there))
+        nan = builder.and_(builder.fcmp_unordered("uno", first, first), later)
+        return builder.select(builder.or_(above, nan), won, lost)
+
+    return a(a, place, b, other, yes, no), codegen
+
+
+@intrinsic
 def where_within(typingctx: Any, x: Any, low: Any, high: Any, value: Any) -> Any:
     """Return `value` in the lanes where ``low < x <= high`` or `x` is NaN, else 0. The limits are numbers."""
 
