@@ -339,6 +339,7 @@ def _come_in(cuts, number, cell, hidden, w, places):
     for s in range(batch):
         for i in range(states):
             copy(advance(edge, (s * states + i) * hidden), advance(places[arriving + i], s * hidden), hidden)
+    keep_alive(bounds)
     initial = places[arriving - 1]
     if number > 0:  # the last step of the segment before
         initial = advance(places[0], (first - cuts[number - 1, 2]) * hidden)

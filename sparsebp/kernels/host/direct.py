@@ -54,6 +54,8 @@ _MOST_BYTES = 1 << 18
 """Of the padded planes of a block of samples: half of a second cache."""
 _MOST_WEIGHTS = 640
 """Products of one number: the weights of four channels stay in the first cache."""
+_MOST_STRIDE = 4
+"""Along an axis: what windows skip is a plane for each of its places, and more of them are hardly read."""
 _LEAST_VECTORS = 12
 """Vectors of windows of a block of samples: tiles of three waste few."""
 _CHAIN = 64
@@ -104,7 +106,9 @@ def transpose_fits(shape: Axes, windows: tuple[Axes, ...], groups: int, itemsize
     (rows, channels), (kernel, stride, before, *_) = shape[:2], windows
     if stride == _ONES:
         return _fits(channels, rows, _turned(windows), groups, itemsize)
-    if groups != 1 or min(before) < 0 or min(rows, channels) < 2 or rows * prod(kernel) > _MOST_WEIGHTS * prod(stride):
+    if groups != 1 or min(before) < 0 or min(rows, channels) < 2 or max(stride) > _MOST_STRIDE:
+        return False
+    if rows * prod(kernel) > _MOST_WEIGHTS * prod(stride):
         return False
     *_, (room, _) = _transpose(rows, channels, windows, VECTOR_BYTES // itemsize)
     return bool(rows * room * itemsize <= _MOST_BYTES)
@@ -114,7 +118,9 @@ def transpose_fits(shape: Axes, windows: tuple[Axes, ...], groups: int, itemsize
 def _fits(rows: int, channels: int, windows: tuple[Axes, ...], groups: int, itemsize: int) -> bool:
     """Whether there are few weights of a number, and a cache holds the planes of `channels`."""
     kernel, stride, before, *_ = windows
-    if groups != 1 or min(before) < 0 or min(rows, channels) < 2 or prod(kernel) == prod(stride) == 1:
+    if groups != 1 or min(before) < 0 or min(rows, channels) < 2 or max(stride) > _MOST_STRIDE:
+        return False
+    if prod(kernel) == prod(stride) == 1:
         return False
     return channels * prod(kernel) <= _MOST_WEIGHTS and _samples(1, channels, windows, itemsize, 0) > 0
 
