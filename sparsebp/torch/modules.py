@@ -151,9 +151,10 @@ def _forward_padded(module: RNNBase, x: Tensor, hx: Any) -> tuple[Tensor, State]
     if steps == 0:
         raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
     rows, hx = _run(module, x.reshape(steps * batch, features), None, batch, _state(module, hx, batch, x))
-    y = rows.view(steps, batch, rows.shape[1])
+    # no views, as in PyTorch: callers may detach_ them, or change in place what was computed under no_grad
+    y = torch.ops.aten._unsafe_view(rows, (steps, batch, rows.shape[1]))
     if module.batch_first:
-        y = y.transpose(0, 1)
+        y = y.transpose_(0, 1)
     if not batched:
         return y.squeeze(0 if module.batch_first else 1), _map(hx, lambda part: part.squeeze(1))
     return y, hx
@@ -193,7 +194,7 @@ def _run(module: RNNBase, x: Tensor, batch_sizes: Tensor | None, batch: int, hx:
                 for part, found in zip(lasts, last, strict=True):
                     part.append(found)
             x = torch.cat(outputs, 1) if module.bidirectional else outputs[0]
-    states = [torch.stack(part) if len(part) > 1 else part[0].unsqueeze(0) for part in lasts]
+    states = [torch.stack(part) for part in lasts]  # also one: no view
     return x, states[0] if len(states) == 1 else (states[0], states[1])
 
 

@@ -111,7 +111,8 @@ class Weights(NamedTuple):
         )
 
 
-_NONE = Weights((None,), [0], [], [], torch.float32, {})
+_NONE = Weights((object(),), [], [], [], torch.float32, {})
+_OF_CELLS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 _address, _stride = Tensor.data_ptr, Tensor.stride
 _bytes, _requires_grad = Tensor.nbytes.__get__, Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 _transforms, _autocast = torch._C._are_functorch_transforms_active, torch._C._is_any_autocast_enabled
@@ -141,7 +142,7 @@ class OneStep:
             found = _compute(plan, x, h, c, 0)
         if self._cell:
             return found if plan.lstm else found[0]
-        y = found[0].transpose(0, 1) if plan.swaps else found[0]
+        y = found[0].transpose_(0, 1) if plan.swaps else found[0]  # no view, as in PyTorch: callers may detach_ it
         return (y, (found[1], found[2])) if plan.lstm else (y, found[1])
 
     def case(self, module: Any, x: Any, hx: Any = None) -> str:
@@ -167,12 +168,12 @@ class OneStep:
         ):  # PyTorch's operations are to be seen
             return None
         own, known, parameters = module.__dict__, self._weights, module._parameters
-        key = x.shape, not self._cell and own["batch_first"]
+        key = (x.shape, False, own.get("nonlinearity")) if self._cell else (x.shape, own["batch_first"], own["mode"])
         plan: Any = known.plans.get(key, _NONE)
         if plan is None:  # wherever the weights are now
             return None
-        if self._cell:
-            weights = [*parameters.values()] if own["bias"] else [*parameters.values()][:2]
+        if self._cell:  # by name: pruning puts another parameter in the place of one
+            weights = list(map(parameters.get, _OF_CELLS if own["bias"] else _OF_CELLS[:2]))
         else:
             weights = own["_flat_weights"]
             if len(parameters) < len(weights) or not all(map(is_, parameters.values(), weights)):
@@ -278,10 +279,12 @@ MOST_PLANS = 256
 
 
 def _new_plan(
-    module: Any, cell: bool, weights: Weights, shape: tuple[int, ...], batch_first: bool
+    module: Any, cell: bool, weights: Weights, shape: tuple[int, ...], batch_first: bool, _: Any
 ) -> Plan | None:  # fmt: skip
     """Return the plan of the calls with an input of this shape; None if they go another way."""
-    kind, hidden, widths = str(_kind(module, cell)), module.hidden_size, _widths(module, cell)
+    kind, hidden, widths = _kind(module, cell), module.hidden_size, _widths(module, cell)
+    if kind is None or len(weights.tensors[0]) != _GATES[kind] * hidden:  # another one now
+        return None
     lengths = (1, *shape) if cell else shape
     if len(lengths) not in (2, 3) or shape[-1] != module.input_size:
         return None

@@ -220,3 +220,26 @@ def test_export_takes_an_accelerated_module(cell, wrapped):
     torch.testing.assert_close(program(x)[0], expected)
     with pytest.raises(Exception, match="restore"):
         torch.export.export(model, (x,), strict=True)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("steps", [1, 3, 30])
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+def test_results_are_no_views(kind: str, steps: int, layers: int, batch_first: bool) -> None:
+    """Truncated back-propagation detaches the state in place; a frozen encoder's output is changed in place."""
+    module = st.accelerate(getattr(torch.nn, kind)(3, 4, layers, batch_first=batch_first), faster_only=False)
+    x = torch.randn(2, steps, 3) if batch_first else torch.randn(steps, 2, 3)
+    y, hx = module(x)
+    expected = [tensor.detach().clone() for tensor in (y, *(hx if kind == "LSTM" else (hx,)))]
+    for tensor in (y, *(hx if kind == "LSTM" else (hx,))):
+        assert not tensor._is_view()
+        assert not tensor.detach_().requires_grad
+    with torch.no_grad():
+        y, hx = module(x)
+    shift = torch.ones(4, requires_grad=True)
+    for tensor, values in zip((y, *(hx if kind == "LSTM" else (hx,))), expected, strict=True):
+        tensor.add_(shift)
+        torch.testing.assert_close(tensor.detach(), values + 1)
+    y.sum().backward()
+    assert shift.grad is not None

@@ -17,6 +17,7 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st_  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
+from torch.nn.utils import prune  # noqa: E402
 
 import sparsebp.torch as st  # noqa: E402
 from sparsebp.kernels.host import one_step as kernels  # noqa: E402
@@ -204,6 +205,34 @@ def test_weights_are_never_stale(change: str, trains: bool) -> None:
         x = x.to(theirs.weight_ih_l0.dtype)
         with torch.set_grad_enabled(trains):
             assert_close(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("name", ["bias_ih", "bias_hh", "weight_ih", "weight_hh"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pruned_cells_and_parameters_in_another_order(kind: str, name: str) -> None:
+    """Pruning takes a parameter away and puts another one behind all others, of the same shape."""
+    cell, x = make(kind, True, 4, 4), torch.randn(2, 4)
+    prune.l1_unstructured(cell, name, amount=3)
+    expected = flat(cell(x))
+    assert_close(flat(st.accelerate(cell)(x)), expected)
+    cell = make(kind, True, 4, 4)
+    first = cell.bias_ih
+    del cell.bias_ih
+    cell.bias_ih = first
+    expected = flat(cell(x))
+    assert_close(flat(st.accelerate(cell)(x)), expected)
+
+
+def test_another_nonlinearity() -> None:
+    for module, x in ((nn.RNNCell(3, 4), torch.randn(2, 3)), (nn.RNN(3, 4), torch.randn(1, 2, 3))):
+        st.accelerate(module)
+        before = flat(module(x))[0]
+        for name, value in (("nonlinearity", "relu"), ("mode", "RNN_RELU")):
+            if hasattr(module, name):
+                setattr(module, name, value)
+        expected = flat(st.restore(copy.deepcopy(module))(x))
+        assert not torch.equal(expected[0], before)
+        assert_close(flat(module(x)), expected)
 
 
 def test_weights_that_move_between_forward_and_backward() -> None:
