@@ -59,31 +59,31 @@ def _band_product(part, parts, x, first, indptr, data, out):
     low, high = span(part, parts, planes)
     source, target = advance(pointer(x), low * length * behind), advance(pointer(out), low * rows * behind)
     band = pointer(first), pointer(indptr), pointer(data)
-    if behind != 1:
-        for plane in range(high - low):
-            here = advance(target, plane * rows * behind)
-            _plane(advance(source, plane * length * behind), band, 0, rows, 0, behind, here)
-        return
     most, chunks = _VECTORS * lanes(source), max(rows // ROWS, 1)
     reads, widest = np.empty((chunks, 2), np.int64), 0
     for chunk in range(chunks):
         begin, end = span(chunk, chunks, rows)
         reads[chunk, 0], reads[chunk, 1] = _columns(band, begin, end)
         widest = max(widest, reads[chunk, 1] - reads[chunk, 0])
-    if widest > WIDEST:
+    turned = behind == 1 and widest <= WIDEST
+    room = np.empty((widest + lanes(source) + 2 * ROWS) * most if turned else 0, x.dtype)
+    inside, results = pointer(room), advance(pointer(room), (widest + lanes(source)) * most)
+    if behind != 1:
+        for plane in range(high - low):
+            here = advance(target, plane * rows * behind)
+            _plane(advance(source, plane * length * behind), band, 0, rows, 0, behind, here)
+    elif not turned:
         for line in range(high - low):
             _line(advance(source, line * length), band, rows, advance(target, line * rows))
-        return
-    room = np.empty((widest + lanes(source) + 2 * ROWS) * most, x.dtype)
-    inside, results = pointer(room), advance(pointer(room), (widest + lanes(source)) * most)
-    for line in range(0, high - low, most):
-        n, here, there = min(most, high - low - line), advance(source, line * length), advance(target, line * rows)
-        for chunk in range(chunks):
-            begin, end = span(chunk, chunks, rows)
-            start, stop = reads[chunk, 0], reads[chunk, 1]
-            turn_in(advance(here, start), n, length, stop - start, inside)
-            _plane(inside, band, begin, end, start, n, results)
-            turn_out(results, n, end - begin, rows, advance(there, begin))
+    else:
+        for line in range(0, high - low, most):
+            n, here, there = min(most, high - low - line), advance(source, line * length), advance(target, line * rows)
+            for chunk in range(chunks):
+                begin, end = span(chunk, chunks, rows)
+                start, stop = reads[chunk, 0], reads[chunk, 1]
+                turn_in(advance(here, start), n, length, stop - start, inside)
+                _plane(inside, band, begin, end, start, n, results)
+                turn_out(results, n, end - begin, rows, advance(there, begin))
     keep_alive(room)
 
 

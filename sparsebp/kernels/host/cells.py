@@ -310,7 +310,8 @@ def _segments_back(team, cuts, cell, w_hh, gy, ga, *arrays):
     w, places, hidden = rows_of(w_hh), pointers_of(arrays), w_hh.shape[1]
     none, sums = np.empty((0, 0, 0), w.dtype), np.empty((0, 0), w.dtype)
     for number in range(len(cuts) - 1, -1, -1):
-        shape, parts, bounds, initial = _come_in(cuts, number, cell, hidden, w, places)
+        bounds = np.empty((2, cuts[number, 2], states_of(cell) * hidden), w.dtype)
+        shape, parts, initial = _come_in(cuts, number, cell, hidden, bounds, places)
         first = cuts[number, 0]
         args = (parts, cell, shape, w, gy, 0, bounds, ga, none, none, sums, first, places, initial)
         in_parts(back_part, team if parts > 1 else ALONE, parts, args)
@@ -322,28 +323,27 @@ def _wide_segments_back(team, cuts, cell, product, w, gy, ga, *arrays):
     """The same with the weights of `wide_rows`."""
     places, hidden = pointers_of(arrays), arrays[0].shape[1]
     for number in range(len(cuts) - 1, -1, -1):
-        shape, parts, bounds, initial = _come_in(cuts, number, cell, hidden, w, places)
+        bounds = np.empty((2, cuts[number, 2], states_of(cell) * hidden), w.dtype)
+        shape, parts, initial = _come_in(cuts, number, cell, hidden, bounds, places)
         args = (parts, cell, product, shape, w, gy, 0, bounds, ga, cuts[number, 0], places, initial)
         in_parts(wide_back_part, team if parts > 1 else ALONE, parts, args)
         _go_out(cell, bounds, hidden, places)
 
 
 @numba.njit(**INNER_JIT)
-def _come_in(cuts, number, cell, hidden, w, places):
-    """Return a segment's shape and parts, its `bounds` with the arriving gradients, and the state before it."""
+def _come_in(cuts, number, cell, hidden, bounds, places):
+    """Write the arriving gradients to a segment's `bounds`; return its shape and parts, and the state before it."""
     first, steps, batch, parts = cuts[number, 0], cuts[number, 1], cuts[number, 2], cuts[number, 3]
     states = states_of(cell)
     arriving = len(places) - states
-    bounds = np.empty((2, batch, states * hidden), w.dtype)
     edge = advance(pointer(bounds), batch * states * hidden)
     for s in range(batch):
         for i in range(states):
             copy(advance(edge, (s * states + i) * hidden), advance(places[arriving + i], s * hidden), hidden)
-    keep_alive(bounds)
     initial = places[arriving - 1]
     if number > 0:  # the last step of the segment before
         initial = advance(places[0], (first - cuts[number - 1, 2]) * hidden)
-    return (steps, batch, hidden), parts, bounds, initial
+    return (steps, batch, hidden), parts, initial
 
 
 @numba.njit(**INNER_JIT)

@@ -75,39 +75,40 @@ def _max_pool(part, parts, x, rows, columns, kernel, dilation, y, winner):
             last = max(last, columns[o, 0] + (columns[o, 2] - 1) * dilation[1] + 1)
         reads[chunk, 0], reads[chunk, 1] = first, last
         wide = max(wide, last - first + step)
-    if wide > WIDEST or kernel[0] * kernel[1] > _EXACT:
+    size, held = wide * step, 2 * ROWS * step
+    by_taps = wide > WIDEST or kernel[0] * kernel[1] > _EXACT
+    room = np.zeros(0 if by_taps else 4 * (size + held), x.dtype)
+    best, top = pointer(room), advance(pointer(room), 4 * size)
+    places, values, ways = advance(best, size), advance(best, 2 * size), advance(best, 3 * size)
+    won, tops, wons = advance(top, held), advance(top, 2 * held), advance(top, 3 * held)
+    if by_taps:
         for line in range(low, high):
             plane, oh = divmod(line, out_h)
             here, top = advance(pointer(x), plane * height * width), advance(pointer(y), line * out_w)
             _line(here, width, rows, oh, columns, kernel, dilation, top, advance(pointer(winner), line * out_w))
-        return
-    size, held = wide * step, 2 * ROWS * step
-    room = np.zeros(4 * (size + held), x.dtype)
-    best, top = pointer(room), advance(pointer(room), 4 * size)
-    places, values, ways = advance(best, size), advance(best, 2 * size), advance(best, 3 * size)
-    won, tops, wons = advance(top, held), advance(top, 2 * held), advance(top, 3 * held)
-    for line in range(low, high, step):
-        n = min(step, high - line)
-        for chunk in range(chunks):
-            begin, end = span(chunk, chunks, out_w)
-            count, at, read = end - begin, reads[chunk, 0], reads[chunk, 1] - reads[chunk, 0]
-            for i in range(n):
-                plane, oh = divmod(line + i, out_h)
-                start, first, last = rows[oh, 0], rows[oh, 1], rows[oh, 2]
-                here = advance(pointer(x), (plane * height + start + first * dilation[0]) * width + at)
-                apart, to = dilation[0] * width, i * wide
-                _down(here, read, apart, first, last, kernel[1], advance(best, to), advance(places, to))
-            turn_in(best, step, wide, read, values)
-            turn_in(places, step, wide, read, ways)
-            _across(values, ways, columns, begin, end, at, dilation[1], top, won)
-            turn_out(top, step, count, count, tops)
-            turn_out(won, step, count, count, wons)
-            for i in range(n):
-                to, source = (line + i) * out_w + begin, advance(wons, i * count)
-                copy(advance(pointer(y), to), advance(tops, i * count), count)
-                target = advance(pointer(winner), to)
-                for o in range(count):
-                    target[o] = np.int32(source[o])
+    else:
+        for line in range(low, high, step):
+            n = min(step, high - line)
+            for chunk in range(chunks):
+                begin, end = span(chunk, chunks, out_w)
+                count, at, read = end - begin, reads[chunk, 0], reads[chunk, 1] - reads[chunk, 0]
+                for i in range(n):
+                    plane, oh = divmod(line + i, out_h)
+                    start, first, last = rows[oh, 0], rows[oh, 1], rows[oh, 2]
+                    here = advance(pointer(x), (plane * height + start + first * dilation[0]) * width + at)
+                    apart, to = dilation[0] * width, i * wide
+                    _down(here, read, apart, first, last, kernel[1], advance(best, to), advance(places, to))
+                turn_in(best, step, wide, read, values)
+                turn_in(places, step, wide, read, ways)
+                _across(values, ways, columns, begin, end, at, dilation[1], top, won)
+                turn_out(top, step, count, count, tops)
+                turn_out(won, step, count, count, wons)
+                for i in range(n):
+                    to, source = (line + i) * out_w + begin, advance(wons, i * count)
+                    copy(advance(pointer(y), to), advance(tops, i * count), count)
+                    target = advance(pointer(winner), to)
+                    for o in range(count):
+                        target[o] = np.int32(source[o])
     keep_alive(room)
 
 
