@@ -17,6 +17,7 @@ from sparsebp.core import timing
 
 TARGETS = {"LSTM": 5.0, "GRU": 4.0, "cell": 2.5, "trained layer": 1.5, "any": 1.0}
 """Times faster than PyTorch, for the smallest layers and cells; no case may be slower."""
+CALLS = ("forward", "forward and backward")
 SMALL = 64
 """Units up to which, with one sample and one step, a row has its cell's target."""
 
@@ -69,7 +70,7 @@ def measure_row(run: Run, cell: str, sizes: tuple[int, int, int, int], trains: b
     with torch.set_grad_enabled(trains):
         (told,) = st.explain(ours, x, hx)
     sides = {name: functools.partial(run_once, one) for name, one in (("ours", ours), ("torch", module))}
-    row: Row = {"model": f"{cell}({features}, {hidden})", "batch": batch, "length": steps, "trains": trains,
+    row: Row = {"model": f"{cell}({features}, {hidden})", "batch": batch, "length": steps, "call": CALLS[trains],
                 "runs": "sparsebp" if told.replaced else "torch.nn", "difference": difference}  # fmt: skip
     row |= timing.side_by_side(timing.measure(sides, **run.rounds))
     wanted = target(cell, hidden, batch, steps, trains)
@@ -94,11 +95,11 @@ ONE_STEP = Benchmark(
     rounds={"rounds": 25, "least_rounds": 9, "budget": 0.4},
     measure=measure_one_step,
     columns=columns(
-        words={"trains": "with gradients", "runs": "accelerate runs"},
+        words={"call": "call", "runs": "accelerate runs"},
         times={"torch_ratio": "over torch.nn"},
     ),
-    short=("model", "batch", "length", "trains", "runs", "ours", "torch", "torch_ratio", "target", "met"),
+    short=("model", "batch", "length", "call", "runs", "ours", "torch", "torch_ratio", "target", "met"),
     in_short=lambda row: (row["threads"], row["batch"], row["length"]) == (1, 1, 1) and "(64, 64)" in row["model"],
-    picture=harness.bars("{model}, with gradients: {trains}", {"torch_ratio": "over torch.nn"}, harness.SPEED_UP,
+    picture=harness.bars("{model}, {call}", {"torch_ratio": "over torch.nn"}, harness.SPEED_UP,
                          (harness.TORCH,), log=True, line=1.0),
 )  # fmt: skip

@@ -1,9 +1,9 @@
 """One step a call, or a few: policies, decoders, sampling, streams.
 
 PyTorch spends many times longer on such a call than on its arithmetic. So little stands between the module and the
-kernel: checks that read no values, memory for the outputs, and the call. Nothing but sizes is kept from call to call.
-The weights are found anew, wherever an optimizer, ``load_state_dict`` or ``.data`` left them. With gradients, all
-layers and steps are one `autograd.Function`.
+kernel: checks that read no values, memory for the outputs, and the call. From call to call sizes and addresses are
+kept, no values: every call looks whether the weights are where an optimizer, ``load_state_dict`` or ``.data`` left
+them. With gradients, all layers and steps are one `autograd.Function`.
 
 Tensor subclasses, transforms, modes, autocast and traces are left to the other ways.
 """
@@ -122,7 +122,7 @@ _trace, _records = torch._C._get_tracing_state, torch.is_grad_enabled
 
 
 class OneStep:
-    """The calls of a module that go this way: PyTorch's or one of `sparsebp.torch`'s."""
+    """The calls of an accelerated module that go this way."""
 
     __slots__ = ("_cell", "_weights")
 

@@ -21,7 +21,10 @@ from sparsebp.torch.modules import DTYPES
 # Either side's time is a sum of `Sizes.terms`: a call, steps, rows, products and weights cost so much each, which was
 # measured for each case and fitted. PyTorch calls several operations per step, each costing more than its arithmetic; a
 # call of ours costs as much as some of PyTorch's steps. PyTorch's float32 LSTM is different: one oneDNN call for all
-# steps of sequences of one length, packed or not. A cell runs one step per call.
+# steps of sequences of one length, packed or not. Few steps a call, and cells, are for `one_step`.
+#
+# So far one thread was measured: the costs of several threads are those of one, except that PyTorch's of the float32
+# LSTM for sequences of one length are 0.8 times as high.
 # ``python -m benchmarks thresholds`` measures the table anew, and ``python -m benchmarks.thresholds`` writes it here.
 
 COSTS: dict[tuple[str, bool, bool, bool, bool], tuple[tuple[float, ...], tuple[float, ...]]] = {

@@ -59,7 +59,7 @@ def _band_product(part, parts, x, first, indptr, data, out):
     low, high = span(part, parts, planes)
     source, target = advance(pointer(x), low * length * behind), advance(pointer(out), low * rows * behind)
     band = pointer(first), pointer(indptr), pointer(data)
-    most, chunks = _VECTORS * lanes(source), max(rows // ROWS, 1)
+    most, chunks = _VECTORS * lanes(source), max(rows // ROWS, 1) if behind == 1 else 0
     reads, widest = np.empty((chunks, 2), np.int64), 0
     for chunk in range(chunks):
         begin, end = span(chunk, chunks, rows)

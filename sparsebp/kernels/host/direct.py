@@ -103,12 +103,10 @@ def fits(weight: Array, windows: tuple[Axes, ...], groups: int) -> bool:
 @lru_cache(maxsize=256)
 def transpose_fits(shape: Axes, windows: tuple[Axes, ...], groups: int, itemsize: int) -> bool:
     """Whether the transpose with weights of a shape is worth it."""
-    (rows, channels), (kernel, stride, before, *_) = shape[:2], windows
+    (rows, channels), (kernel, stride, *_) = shape[:2], windows
     if stride == _ONES:
         return _fits(channels, rows, _turned(windows), groups, itemsize)
-    if groups != 1 or min(before) < 0 or min(rows, channels) < 2 or max(stride) > _MOST_STRIDE:
-        return False
-    if rows * prod(kernel) > _MOST_WEIGHTS * prod(stride):
+    if not _are_taken(rows, channels, windows, groups) or rows * prod(kernel) > _MOST_WEIGHTS * prod(stride):
         return False
     *_, (room, _) = _transpose(rows, channels, windows, VECTOR_BYTES // itemsize)
     return bool(rows * room * itemsize <= _MOST_BYTES)
@@ -117,12 +115,16 @@ def transpose_fits(shape: Axes, windows: tuple[Axes, ...], groups: int, itemsize
 @lru_cache(maxsize=256)
 def _fits(rows: int, channels: int, windows: tuple[Axes, ...], groups: int, itemsize: int) -> bool:
     """Whether there are few weights of a number, and a cache holds the planes of `channels`."""
-    kernel, stride, before, *_ = windows
-    if groups != 1 or min(before) < 0 or min(rows, channels) < 2 or max(stride) > _MOST_STRIDE:
-        return False
-    if prod(kernel) == prod(stride) == 1:
+    kernel, stride, *_ = windows
+    if not _are_taken(rows, channels, windows, groups) or prod(kernel) == prod(stride) == 1:
         return False
     return channels * prod(kernel) <= _MOST_WEIGHTS and _samples(1, channels, windows, itemsize, 0) > 0
+
+
+def _are_taken(rows: int, channels: int, windows: tuple[Axes, ...], groups: int) -> bool:
+    """Whether the kernels are for such windows and channels, in whatever direction."""
+    _, stride, before, *_ = windows
+    return groups == 1 and min(before) >= 0 and min(rows, channels) >= 2 and max(stride) <= _MOST_STRIDE
 
 
 @lru_cache(maxsize=256)
