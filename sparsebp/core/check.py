@@ -138,6 +138,9 @@ Function: TypeAlias = Literal[
 ]  # fmt: skip
 FUNCTIONS: tuple[Function, ...] = get_args(Function)
 """Functions of single elements whose kernels there are."""
+LossFunction: TypeAlias = Literal["squared", "distance", "smooth_l1", "huber", "bce_with_logits"]
+LOSS_FUNCTIONS: tuple[LossFunction, ...] = get_args(LossFunction)
+"""Losses of single elements whose kernels there are."""
 UpdateRule: TypeAlias = Literal["sgd", "adam", "nadam", "radam", "adamax", "adagrad", "adadelta", "rmsprop"]
 """Update rule of an optimizer's kernel."""
 ProductFactors: TypeAlias = tuple[Array, Array]

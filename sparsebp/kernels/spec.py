@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core import backend
-from sparsebp.core.check import FUNCTIONS, SLOPES, Array, UpdateRule, check_choice
+from sparsebp.core.check import FUNCTIONS, LOSS_FUNCTIONS, SLOPES, Array, UpdateRule, check_choice
 from sparsebp.core.errors import DTypeError, LayoutError, OptionError, ShapeError
 from sparsebp.kernels.operands import check_class, exact, kernel, written
 
@@ -651,6 +651,14 @@ class Kernels:
         "``out = gy where low < y <= high or y is NaN, else 0``: at `high` the slope is 1.",
         "check_limits((low, high))",
     )
+    channel_slope = kernel(
+        "values (B, C, N) real; x (B, C, N) real; weight (C) real; out (B, C, N) real written",
+        "``out = values`` where x > 0, else ``weight * values``, with the channel's weight.",
+    )
+    channel_slope_grad = kernel(
+        "gy (B, C, N) real; x (B, C, N) real; out (C) real written",
+        "The gradient of `channel_slope` at the weight, where its values are x: sums of ``gy * x`` where not x > 0.",
+    )
     pointwise = kernel(
         "x (N) real; function: Function; constants: tuple[float, float, float]; out (N) real written",
         """``out = f(x)``, f a function of `FUNCTIONS`, of as many of the constants a, b, c as it has.
@@ -664,6 +672,25 @@ class Kernels:
         out (N) real written""",
         "``out = gy f'(x)``; `kept` is x, of a tanh and a sigmoid y.",
         "check_pointwise(function)",
+    )
+    softmax = kernel(
+        "x (O, N, I) real; log: bool; out (O, N, I) real written",
+        """``exp(x) / Σ exp(x)`` along the second axis, or its logarithm; N of 1 or more. Infinities may give NaN.""",
+        "check_axis(N)",
+    )
+    softmax_grad = kernel(
+        "gy (O, N, I) real; y (O, N, I) real; log: bool; out (O, N, I) real written",
+        "The gradient at x, from what `softmax` wrote: ``y (gy - Σ gy y)``, of the logarithm ``gy - exp(y) Σ gy``.",
+        "check_axis(N)",
+    )
+    element_loss = kernel(
+        """prediction (N) real; target (N) real; weight (N) real?; counts (N) real?; function: LossFunction;
+        constant: float; divisor: float; losses (N) real? written; slopes (N) real written; value: Array | None""",
+        """``losses = weight f(prediction, target)``, ``value = Σ losses / divisor``, and its slopes at the prediction.
+
+        f is a function of `LOSS_FUNCTIONS`: smooth_l1 with the constant beta, huber with delta; in bce_with_logits
+        `counts` multiplies ``-log σ(x)``. `value` is float64 of shape (), and sums in double precision.""",
+        "check_loss(function, value)",
     )
     softmax_cross_entropy = kernel(
         """logits (N, C) real; target (N) int64; losses (N) real written; grad (N, C) real written;
@@ -747,6 +774,19 @@ def check_function(function: str) -> None:
 def check_pointwise(function: str) -> None:
     """Check the function of `pointwise`."""
     check_choice("function", function, FUNCTIONS)
+
+
+def check_loss(function: str, value: Array | None) -> None:
+    """Check the function of `element_loss`, and where the sum is written."""
+    check_choice("function", function, LOSS_FUNCTIONS)
+    if value is not None:
+        written("value", value, FLOAT64, ())
+
+
+def check_axis(size: int) -> None:
+    """Check the axis of a softmax."""
+    if size == 0:
+        raise ShapeError("There is nothing to take the softmax of", expected="an axis of 1 or more", got=0)
 
 
 def check_nonlinearity(nonlinearity: str) -> None:

@@ -321,6 +321,7 @@ class Softmax(Layer):
     """
 
     replayable = True
+    log: ClassVar[bool] = False  # whether y is the logarithm
 
     def __init__(self, dim: int | None = None) -> None:
         super().__init__()
@@ -336,22 +337,26 @@ class Softmax(Layer):
         xp = check_input(x)
         if not -max(x.ndim, 1) <= self.dim < max(x.ndim, 1):
             raise OptionError("x has no such axis", expected=f"dim from {-x.ndim} to {x.ndim - 1}", got=self.dim)
-        y = self._of(xp, xp.atleast_1d(x)).reshape(x.shape) if x.size else x.copy()
+        y = backend.empty(xp, x.shape, x.dtype)
+        if x.size:
+            shape = self._around(x.shape)
+            kernels.get(xp).unchecked.softmax(xp.ascontiguousarray(x).reshape(shape), self.log, y.reshape(shape))
         return y, y
 
-    def _of(self, xp: ModuleType, x: Array) -> Array:
-        with np.errstate(invalid="ignore"):  # infinities give NaN
-            y = xp.exp(x - x.max(axis=self.dim, keepdims=True))
-        y /= y.sum(axis=self.dim, keepdims=True)
-        return y
+    def _around(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+        """Return a shape as the sizes before, along and behind the axis."""
+        axis, shape = self.dim % max(len(shape), 1), shape or (1,)
+        return prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return the gradient through all outputs: ``y (gy - Σ gy y)``, of the logarithm ``gy - exp(y) Σ gy``."""
         xp = check_gy(gy, saved.shape, saved.dtype, saved)
-        return self._back(xp, xp.atleast_1d(gy), xp.atleast_1d(saved)).reshape(saved.shape)
-
-    def _back(self, xp: ModuleType, g: Array, y: Array) -> Array:
-        return y * (g - (g * y).sum(axis=self.dim, keepdims=True))
+        gx = backend.empty(xp, gy.shape, gy.dtype)
+        if gx.size:
+            shape = self._around(gx.shape)
+            given = (xp.ascontiguousarray(array).reshape(shape) for array in (gy, saved))
+            kernels.get(xp).unchecked.softmax_grad(*given, self.log, gx.reshape(shape))
+        return gx
 
     def lone(self, saved: Array) -> bool:
         """Whether x was one vector."""
@@ -399,14 +404,7 @@ class LogSoftmax(Softmax):
         As for `Softmax`.
     """
 
-    def _of(self, xp: ModuleType, x: Array) -> Array:
-        with np.errstate(invalid="ignore", divide="ignore"):  # infinities give NaN
-            y = x - x.max(axis=self.dim, keepdims=True)
-            y -= xp.log(xp.exp(y).sum(axis=self.dim, keepdims=True))
-        return y
-
-    def _back(self, xp: ModuleType, g: Array, y: Array) -> Array:
-        return g - xp.exp(y) * g.sum(axis=self.dim, keepdims=True)
+    log = True
 
     def _blocks(self, y: Array, eye: Array) -> Array:
         """Return ``I - p 1ᵀ`` with the probabilities p down the rows, so that each row is an input's."""
@@ -562,19 +560,31 @@ class PReLU(Layer):
         if self.num_parameters > 1 and (x.ndim < 2 or x.shape[1] != self.num_parameters):
             raise ShapeError("x has another number of channels than the layer",
                              expected=f"(B, {self.num_parameters}, …)", got=x.shape)  # fmt: skip
-        return xp.asarray(xp.where(x > 0, x, x * self._weight(x))), x
+        return self._slope(xp, x, x), x
+
+    def _slope(self, xp: ModuleType, values: Array, x: Array) -> Array:
+        """Return `values`, times the weight where x is not positive."""
+        out, shape = backend.empty(xp, x.shape, x.dtype), self._channels(x.shape)
+        given = (xp.ascontiguousarray(array).reshape(shape) for array in (values, x))
+        kernels.get(xp).unchecked.channel_slope(*given, self.params["weight"], out.reshape(shape))
+        return out
+
+    def _channels(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+        """Return a shape as the numbers of samples, of weights, and of elements that share one."""
+        samples, channels = shape[0] if shape else 1, self.num_parameters
+        return samples, channels, prod(shape[1:]) // channels
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return gy where x > 0, else ``weight · gy``."""
-        xp = check_gy(gy, saved.shape, saved.dtype, saved)
-        return xp.asarray(xp.where(saved > 0, gy, gy * self._weight(saved)))
+        return self._slope(check_gy(gy, saved.shape, saved.dtype, saved), gy, saved)
 
     def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
         """Return ``{"weight": Σ gy x}``, over where x <= 0."""
         xp = check_gy(gy, saved.shape, saved.dtype, saved)
-        below = xp.where(saved > 0, saved.dtype.type(0), gy * saved)
-        axes = tuple(axis for axis in range(saved.ndim) if axis != 1 or self.num_parameters == 1)
-        return {"weight": below.sum(axis=axes).reshape(self.num_parameters)}
+        sums, shape = xp.empty(self.num_parameters, saved.dtype), self._channels(saved.shape)
+        given = (xp.ascontiguousarray(array).reshape(shape) for array in (gy, saved))
+        kernels.get(xp).unchecked.channel_slope_grad(*given, sums)
+        return {"weight": sums}
 
     def jacobian_t(self, saved: Array) -> Any:
         """Return the diagonal of ones and weights, per sample."""

@@ -13,7 +13,15 @@ import numpy as np
 
 from sparsebp import kernels
 from sparsebp.core import backend
-from sparsebp.core.check import Array, check_choice, check_flag, check_integer, check_number, check_positive
+from sparsebp.core.check import (
+    Array,
+    LossFunction,
+    check_choice,
+    check_flag,
+    check_integer,
+    check_number,
+    check_positive,
+)
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.patterns.pattern import DeviceCopies, frozen
@@ -182,6 +190,54 @@ class ElementwiseLoss(Loss):
         return float(target.size)
 
 
+class KernelLoss(ElementwiseLoss):
+    """An `ElementwiseLoss` that the kernels compute, in one pass over memory."""
+
+    function: ClassVar[LossFunction]  # the kernels' name
+
+    def constant(self) -> float:
+        """Return the kernel's constant; 0 for a loss without one."""
+        return 0.0
+
+    def on_device(self, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """As `forward`, but a reduced loss is a float64 array of shape (): the host reads nothing."""
+        if type(self).element is not KernelLoss.element:
+            return super().on_device(prediction, target)
+        xp = check_input(prediction, name="prediction")
+        check_input(target, name="target", dtype=prediction.dtype, shape=prediction.shape, like=prediction)
+        self._check_some(prediction)
+        if self.reduction == "none":
+            return self.element(prediction, target)
+        value = xp.empty((), dtype=np.float64)
+        divisor = prediction.size if self.reduction == "mean" else 1.0
+        return value, self._run(xp, prediction, target, None, value, divisor)
+
+    def element(self, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """Return the losses of the elements and their slopes at the prediction."""
+        xp = backend.namespace(prediction)
+        losses = backend.empty(xp, prediction.shape, prediction.dtype)
+        return losses, self._run(xp, prediction, target, losses.reshape(-1), None, 1.0)
+
+    def _run(
+        self, xp: ModuleType, prediction: Array, target: Array, losses: Array | None, value: Array | None,
+        divisor: float,
+    ) -> Array:  # fmt: skip
+        """Run the kernel, and return the slopes."""
+        slopes = backend.empty(xp, prediction.shape, prediction.dtype)
+        arrays = (
+            None if array is None else xp.ascontiguousarray(array).reshape(-1)
+            for array in (prediction, target, *self._weights(xp, prediction, target))
+        )  # fmt: skip
+        kernels.get(xp).unchecked.element_loss(
+            *arrays, self.function, self.constant(), divisor, losses, slopes.reshape(-1), value
+        )
+        return slopes
+
+    def _weights(self, xp: ModuleType, prediction: Array, target: Array) -> tuple[Array | None, Array | None]:
+        """Return the weight of every element, and what its logarithm of a probability counts; None: 1."""
+        return None, None
+
+
 # Binary labels.
 
 
@@ -207,7 +263,7 @@ class _Weights:
         setattr(loss, f"_{self._name}", copies)
 
 
-class BCEWithLogitsLoss(ElementwiseLoss):
+class BCEWithLogitsLoss(KernelLoss):
     """Cross-entropy of ``sigmoid(prediction)`` against probabilities, as `torch.nn.BCEWithLogitsLoss`.
 
     ``-w (p t log σ(x) + (1 - t) log σ(-x))`` of every element, of the logits x and the targets t, w being `weight` and
@@ -223,6 +279,7 @@ class BCEWithLogitsLoss(ElementwiseLoss):
         Weight of the positive part, as `weight`; above 1 it raises recall. Both may be set later as well.
     """
 
+    function = "bce_with_logits"
     weight, pos_weight = _Weights(), _Weights()
     _weight: DeviceCopies | None
     _pos_weight: DeviceCopies | None
@@ -234,24 +291,17 @@ class BCEWithLogitsLoss(ElementwiseLoss):
         super().__init__(size_average, reduce, reduction)
         self.weight, self.pos_weight = weight, pos_weight
 
-    def element(self, prediction: Array, target: Array) -> tuple[Array, Array]:
-        """Return the losses, and ``w ((1 - t) - (1 + (p - 1) t) σ(-x))``."""
-        xp = backend.namespace(prediction)
-        z, rest = xp.exp(-xp.abs(prediction)), 1 - target
-        softplus = xp.maximum(-prediction, 0) + xp.log1p(z)  # -log σ(x)
-        sigmoid = xp.where(prediction > 0, z, 1) / (1 + z)  # σ(-x)
+    def _weights(self, xp: ModuleType, prediction: Array, target: Array) -> tuple[Array | None, Array | None]:
+        weight, counts = None, None
+        if self._weight is not None:
+            weight = xp.broadcast_to(self._on(xp, "weight", prediction), prediction.shape)
         if self._pos_weight is not None:
             counts = 1 + (self._on(xp, "pos_weight", prediction) - 1) * target
-            softplus, sigmoid = softplus * counts, sigmoid * counts
-        losses, slopes = rest * prediction + softplus, rest - sigmoid
-        if self._weight is not None:
-            weight = self._on(xp, "weight", prediction)
-            losses, slopes = losses * weight, slopes * weight
-        return losses, slopes
+        return weight, counts
 
     def _on(self, xp: ModuleType, name: str, prediction: Array) -> Any:
         (weight,) = getattr(self, f"_{name}").on(xp)
-        shape = prediction.shape[1:]  # after the leading axis that `element` gets
+        shape = prediction.shape
         try:
             fits = np.broadcast_shapes(weight.shape, shape) == shape
         except ValueError:
@@ -558,8 +608,9 @@ class NLLLoss(ClassLoss):
         if counts is None:
             known = (target >= 0) & (target < classes)
             at, counts = xp.where(known, target, 0), xp.where(known, rows.dtype.type(1), nan)
-        losses = -xp.take_along_axis(rows, at[:, None], axis=1)[:, 0] * counts
-        return losses, xp.where(at[:, None] == xp.arange(classes), -counts[:, None], rows.dtype.type(0))
+        slopes, places = xp.zeros(rows.shape, dtype=rows.dtype), xp.arange(len(rows))
+        slopes[places, at] = -counts
+        return -rows[places, at] * counts, slopes
 
 
 def _weighed(xp: ModuleType, target: Array, weight: Array, valid: Array | None) -> tuple[Array, Array]:
@@ -606,7 +657,7 @@ def _against(xp: ModuleType, rows: Array, soft: Array) -> tuple[Array, Array]:
 # Losses of predicted numbers.
 
 
-class MSELoss(ElementwiseLoss):
+class MSELoss(KernelLoss):
     """``(prediction - target)²`` of every element, as `torch.nn.MSELoss`; shapes and dtypes must be equal.
 
     Parameters
@@ -615,13 +666,10 @@ class MSELoss(ElementwiseLoss):
         As for `Loss`.
     """
 
-    def element(self, prediction: Array, target: Array) -> tuple[Array, Array]:
-        """Return the squares, and twice the differences."""
-        difference = prediction - target
-        return difference * difference, difference + difference
+    function = "squared"
 
 
-class L1Loss(ElementwiseLoss):
+class L1Loss(KernelLoss):
     """``|prediction - target|`` of every element, as `torch.nn.L1Loss`; the slope at 0 is 0.
 
     Parameters
@@ -630,13 +678,10 @@ class L1Loss(ElementwiseLoss):
         As for `Loss`.
     """
 
-    def element(self, prediction: Array, target: Array) -> tuple[Array, Array]:
-        """Return the sizes and the signs of the differences."""
-        xp, difference = backend.namespace(prediction), prediction - target
-        return xp.abs(difference), xp.sign(difference)
+    function = "distance"
 
 
-class SmoothL1Loss(ElementwiseLoss):
+class SmoothL1Loss(KernelLoss):
     """``d² / (2 beta)`` where ``d = |prediction - target| < beta``, else ``d - beta / 2``, as `torch.nn.SmoothL1Loss`.
 
     Parameters
@@ -657,18 +702,17 @@ class SmoothL1Loss(ElementwiseLoss):
         super().__init__(size_average, reduce, reduction)
         self.beta = check_number("beta", beta, 0)
 
-    def element(self, prediction: Array, target: Array) -> tuple[Array, Array]:
-        """Return the losses, and ``d / beta`` between -1 and 1."""
-        xp, difference = backend.namespace(prediction), prediction - target
-        size = xp.abs(difference)
-        if self.beta == 0:
-            return size, xp.sign(difference)
-        near = size < self.beta
-        losses = xp.where(near, 0.5 * size * size / self.beta, size - 0.5 * self.beta)
-        return losses, xp.where(near, difference / self.beta, xp.sign(difference))
+    @property
+    def function(self) -> LossFunction:  # type: ignore[override]
+        """The kernels' name: with `beta` 0 that of `L1Loss`."""
+        return "smooth_l1" if self.beta else "distance"
+
+    def constant(self) -> float:
+        """Return `beta`."""
+        return self.beta
 
 
-class HuberLoss(ElementwiseLoss):
+class HuberLoss(KernelLoss):
     """``d² / 2`` where ``d = |prediction - target| < delta``, else ``delta (d - delta / 2)``, as `torch.nn.HuberLoss`.
 
     Parameters
@@ -687,12 +731,11 @@ class HuberLoss(ElementwiseLoss):
         super().__init__(reduction=reduction)
         self.delta = check_positive("delta", delta)
 
-    def element(self, prediction: Array, target: Array) -> tuple[Array, Array]:
-        """Return the losses, and the differences between -delta and delta."""
-        xp, difference = backend.namespace(prediction), prediction - target
-        size, delta = xp.abs(difference), self.delta
-        losses = xp.where(size < delta, 0.5 * size * size, delta * (size - 0.5 * delta))
-        return losses, xp.clip(difference, -delta, delta)
+    function = "huber"
+
+    def constant(self) -> float:
+        """Return `delta`."""
+        return self.delta
 
 
 # Losses of distributions and of distances.
@@ -838,6 +881,9 @@ class TripletMarginLoss(Loss):
             largest = (size == norm).astype(v.dtype)
             return norm[..., 0], xp.sign(v) * largest / largest.sum(axis=-1, keepdims=True)
         with np.errstate(divide="ignore", invalid="ignore"):
+            if p == 2:
+                norm = xp.sqrt((v * v).sum(axis=-1, keepdims=True))
+                return norm[..., 0], v / xp.where(norm == 0, v.dtype.type(1), norm)
             norm = (size**p).sum(axis=-1, keepdims=True) ** (1 / p)
             slopes = xp.where((size == 0) | (norm == 0), v.dtype.type(0), xp.sign(v) * (size / norm) ** (p - 1))
         return norm[..., 0], slopes

@@ -99,7 +99,7 @@ class BatchNorm(Layer):
     def forward_between(self, x: Array, limits: tuple[float, float] | None) -> tuple[Array, BatchNormSaved]:
         """Return the normalised x between `limits`, in the same pass over memory, and the saved value of `forward`."""
         xp, own = self._check(x), self.training or not self.buffers
-        k, y = kernels.get(xp), backend.empty(xp, x.shape, x.dtype)
+        k, y = kernels.get(xp).unchecked, backend.empty(xp, x.shape, x.dtype)
         weight, bias = self.params.get("weight"), self.params.get("bias")
         if own and x.size > 0:
             rows, out = self._rows(xp, x, own), self._rows(xp, y, own)
@@ -159,7 +159,7 @@ class BatchNorm(Layer):
         """
         x, mean, scale, own = saved
         xp = check_gy(gy, x.shape, x.dtype, x)
-        gx, k = backend.empty(xp, x.shape, x.dtype), kernels.get(xp)
+        gx, k = backend.empty(xp, x.shape, x.dtype), kernels.get(xp).unchecked
         rows, out, weight = self._rows(xp, gy, own), self._rows(xp, gx, own), self.params.get("weight")
         if own:
             known = bool(kept)
@@ -187,7 +187,7 @@ class BatchNorm(Layer):
         sums, products = self._sums(xp, mean, kept)
         if not known:
             rows = self._rows(xp, gy, own), self._rows(xp, x, own)
-            kernels.get(xp).channel_products(*rows, mean, sums, products, *self._mask(xp, cut))
+            kernels.get(xp).unchecked.channel_products(*rows, mean, sums, products, *self._mask(xp, cut))
             if kept is not None:
                 kept.append((sums, products, backend.record(xp)))
         bias = sums if kept is None else sums.copy()  # I may still read them when a caller has written to the gradients
@@ -282,7 +282,7 @@ class BatchNorm(Layer):
         count = self.buffers["num_batches_tracked"]
         factor = 1 / float(count) if self.momentum is None else self.momentum  # synchronize! (for momentum=None)
         running = self.buffers["running_mean"], self.buffers["running_var"]
-        kernels.get(xp).channel_track(mean, var, factor, correction, *running)
+        kernels.get(xp).unchecked.channel_track(mean, var, factor, correction, *running)
 
 
 class BatchNorm1d(BatchNorm):
@@ -393,7 +393,7 @@ class InstanceNorm(BatchNorm):
         if self.momentum is not None:
             means = (self._of_channels(array) / (len(array) / self.num_features) for array in (mean, var))
             running = self.buffers["running_mean"], self.buffers["running_var"]
-            kernels.get(xp).channel_track(*means, self.momentum, correction, *running)
+            kernels.get(xp).unchecked.channel_track(*means, self.momentum, correction, *running)
 
 
 class InstanceNorm1d(InstanceNorm):

@@ -274,11 +274,26 @@ class Maker:
 
     clamp_grad = clamp
 
+    def channel_slope(self) -> Arguments:
+        return {"B": self.batch, "C": self.hidden, "N": 7}
+
+    channel_slope_grad = channel_slope
+
     def pointwise(self) -> Arguments:
         return {"function": "softplus", "constants": (0.7, 9.0, 0.0), "N": self.hidden * 7}
 
     def pointwise_grad(self) -> Arguments:
         return {"function": "mish", "constants": (0.0, 0.0, 0.0), "N": self.hidden * 7}
+
+    def softmax(self) -> Arguments:
+        return {"O": self.batch, "N": self.hidden, "I": 1 if self.shared else 3, "log": self.batch == 2}
+
+    softmax_grad = softmax
+
+    def element_loss(self) -> Arguments:
+        sizes = {"N": self.hidden * 7, "function": "smooth_l1", "constant": 0.7, "divisor": 3.0}
+        kept = {"value": uninitialised((), np.float64)}
+        return sizes | kept | ({"weight": None, "counts": None, "losses": None} if self.shared else {})
 
     def softmax_cross_entropy(self) -> Arguments:
         mean = None if self.batch == 3 else uninitialised((), np.float64)

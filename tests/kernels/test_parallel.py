@@ -10,7 +10,7 @@ import pytest
 
 from matrices import csr, disjoint, of_blocks
 from sparsebp import SparsityPattern, kernels, plan_product
-from sparsebp.core.check import FUNCTIONS, SLOPES
+from sparsebp.core.check import FUNCTIONS, LOSS_FUNCTIONS, SLOPES
 from sparsebp.products import product, strategies
 from thread_counts import assert_same_for_any_number_of_threads
 from update_options import options_of
@@ -134,6 +134,26 @@ def loss(k) -> list[Array]:
     return [losses, slope]
 
 
+def softmax(k) -> list[Array]:
+    results = []
+    for shape in ((2_001, 300, 1), (3, 40, 5_003)):
+        for log in (False, True):
+            y, gx = empty(*shape), empty(*shape)
+            k.softmax(normal(*shape), log, y)
+            k.softmax_grad(normal(*shape), y, log, gx)
+            results += [y, gx]
+    return results
+
+
+def element_loss(k) -> list[Array]:
+    results = []
+    for function in LOSS_FUNCTIONS:
+        slopes, value = empty(BIG), empty(dtype=np.float64)
+        k.element_loss(normal(BIG), normal(BIG)[::-1].copy(), None, None, function, 0.7, 3.0, None, slopes, value)
+        results += [slopes, value]
+    return results
+
+
 def rows(k) -> list[Array]:
     results = []
     for shape, weights in (((64, 8, BIG // 512), 32), ((BIG // 512, 512, 1), 512)):
@@ -154,7 +174,10 @@ def channels(k) -> list[Array]:
     k.channel_normalise(x, None, None, 1e-5, mean, var, scale, y)
     k.channel_back(gy, x, mean, scale, var, sums, products, gx)
     k.channel_scale(x, mean, var, sums, z)
-    return [mean, var, scale, sums, products, y, z, gx]
+    sloped, slopes = empty(9, 37, 999), empty(37)
+    k.channel_slope(gy, x, var, sloped)
+    k.channel_slope_grad(gy, x, slopes)
+    return [mean, var, scale, sums, products, y, z, gx, sloped, slopes]
 
 
 def update(k) -> list[Array]:
@@ -190,6 +213,8 @@ KERNELS: dict[str, Callable[..., list[Array]]] = {
     "dense_chain": lambda k: dense_chain(k, 33),
     "dense_chain_shared": lambda k: dense_chain(k, 1),
     "loss": loss,
+    "softmax": softmax,
+    "element_loss": element_loss,
     "channels": channels,
     "rows": rows,
     "update": update,

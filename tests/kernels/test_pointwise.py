@@ -38,6 +38,21 @@ def test_limits_that_are_not_in_order_are_refused(backend):
         backend.kernels.clamp_grad(x, backend.array(np.ones(4)), 0.0, 1.0, x)
 
 
+@given(shape=st.tuples(sizes(0, 5), sizes(1, 5), sizes(0, 33)), dtype=reals, seed=seeds)
+def test_a_slope_for_each_channel(backend, shape, dtype, seed):
+    rng = np.random.default_rng(seed)
+    values, x, weight = normal(rng, shape, dtype), normal(rng, shape, dtype), normal(rng, shape[1], dtype)
+    x[rng.random(shape) < 0.2] = rng.choice([np.nan, 0.0, -np.inf, np.inf])
+    out = backend.empty(shape, dtype)
+    backend.kernels.channel_slope(*map(backend.array, (values, x, weight)), out)
+    np.testing.assert_array_equal(backend.numpy(out), np.where(x > 0, values, weight[:, None] * values))
+    sums = backend.empty(shape[1], dtype)
+    backend.kernels.channel_slope_grad(backend.array(values), backend.array(x), sums)
+    with np.errstate(invalid="ignore"):
+        want = np.where(x > 0, 0, values.astype(float) * x).sum(axis=(0, 2))
+    np.testing.assert_allclose(backend.numpy(sums), want, **tolerance(dtype, 10))
+
+
 F = torch.nn.functional
 FUNCTIONS = {
     "gelu": (F.gelu, (0.0, 0.0, 0.0)), "gelu_tanh": (lambda x: F.gelu(x, approximate="tanh"), (0.0, 0.0, 0.0)),
@@ -158,6 +173,115 @@ def test_softmax_cross_entropy(backend, n, classes, scale, dtype, seed):
     expected.sum().backward()
     np.testing.assert_allclose(backend.numpy(losses), expected.detach(), **tolerance(dtype, 10))
     np.testing.assert_allclose(backend.numpy(grad), x.grad, **tolerance(dtype, 10))
+
+
+@given(outer=sizes(0, 5), size=sizes(1, 33), inner=sizes(0, 33), log=st.booleans(), scale=st.sampled_from([1.0, 30.0]),
+       dtype=reals, seed=seeds)  # fmt: skip
+def test_softmax_and_its_gradient(backend, outer, size, inner, log, scale, dtype, seed):
+    rng = np.random.default_rng(seed)
+    x, gy = (normal(rng, (outer, size, inner), dtype, scale) for scale in (scale, 1.0))
+    y, gx = backend.empty(x.shape, dtype), backend.empty(x.shape, dtype)
+    backend.kernels.softmax(backend.array(x), log, y)
+    backend.kernels.softmax_grad(backend.array(gy), y, log, gx)
+    tx = double(x).requires_grad_()
+    want = (F.log_softmax if log else F.softmax)(tx, 1)
+    want.backward(double(gy))
+    np.testing.assert_allclose(backend.numpy(y), want.detach(), **tolerance(dtype, 10))
+    np.testing.assert_allclose(backend.numpy(gx), tx.grad, **tolerance(dtype, 30))
+
+
+@pytest.mark.parametrize("shape", [(2, 5000, 1), (2, 3, 1500), (1, 700, 9)])
+@pytest.mark.parametrize("log", [False, True])
+def test_softmax_of_many(backend, shape, log):
+    """More numbers than are added or held together; one far above the others takes all, one far below nothing."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(shape).astype(np.float32)
+    x[0, 1], x[-1, 2] = 200, -np.inf
+    y = backend.empty(shape, np.float32)
+    backend.kernels.softmax(backend.array(x), log, y)
+    want = (torch.log_softmax if log else torch.softmax)(double(x), 1)
+    np.testing.assert_allclose(backend.numpy(y), want, rtol=2e-6, atol=1e-7 if log else 1e-38)
+
+
+@pytest.mark.parametrize("inner", [1, 11])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_softmax_of_what_is_not_finite(backend, value, inner):
+    """NaN and ∞ make all of their row NaN, and so do -∞ alone; other rows stay."""
+    x = np.zeros((3, 19, inner))
+    x[1, :, 0] = -np.inf
+    x[1, 18, 0] = value
+    for log in (False, True):
+        y, want = backend.empty(x.shape, x.dtype), np.full(x.shape, -math.log(19) if log else 1 / 19)
+        backend.kernels.softmax(backend.array(x), log, y)
+        want[1, :, 0] = np.nan
+        np.testing.assert_allclose(backend.numpy(y), want)
+
+
+LOSSES = {
+    "squared": F.mse_loss, "distance": F.l1_loss,
+    "smooth_l1": lambda x, t, **how: F.smooth_l1_loss(x, t, beta=0.7, **how),
+    "huber": lambda x, t, **how: F.huber_loss(x, t, delta=0.7, **how),
+    "bce_with_logits": F.binary_cross_entropy_with_logits,
+}  # fmt: skip
+
+
+def run_loss(backend, function, arrays, divisor, *, kept):
+    """Return the losses, the slopes and the value of prediction, target, weight and counts."""
+    given = [None if array is None else backend.array(array) for array in arrays]
+    n, dtype = len(arrays[0]), arrays[0].dtype
+    losses, slopes, value = backend.empty(n, dtype) if kept else None, backend.empty(n, dtype), backend.empty((), float)
+    backend.kernels.element_loss(*given, function, 0.7, divisor, losses, slopes, value)
+    return tuple(backend.numpy(array) for array in (losses if kept else slopes, slopes, value))
+
+
+def test_there_is_a_reference_for_each_loss():
+    assert tuple(LOSSES) == check.LOSS_FUNCTIONS
+
+
+@given(function=st.sampled_from(check.LOSS_FUNCTIONS), n=sizes(0, 5000), weighted=st.booleans(), kept=st.booleans(),
+       scale=st.sampled_from([1.0, 30.0]), dtype=reals, seed=seeds)  # fmt: skip
+def test_losses_of_elements(backend, function, n, weighted, kept, scale, dtype, seed):
+    rng = np.random.default_rng(seed)
+    x, t, weight = normal(rng, n, dtype, scale), normal(rng, n, dtype), rng.random(n).astype(dtype)
+    x[: n // 3] = t[: n // 3]
+    t = rng.random(n).astype(dtype) if function == "bce_with_logits" else t
+    losses, slopes, value = run_loss(backend, function, (x, t, weight if weighted else None, None), 3.0, kept=kept)
+    tx = double(x).requires_grad_()
+    want = LOSSES[function](tx, double(t), reduction="none") * (double(weight) if weighted else 1)
+    want.sum().backward()
+    if kept:
+        np.testing.assert_allclose(losses, want.detach(), **tolerance(dtype, 10))
+    np.testing.assert_allclose(slopes, tx.grad / 3, **tolerance(dtype, 10))
+    rtol = 1e-5 if dtype == "float32" else 1e-12
+    np.testing.assert_allclose(value, float(want.detach().sum()) / 3, rtol=rtol, atol=1e-12)
+
+
+def test_what_a_logarithm_counts(backend):
+    """A positive weight p of targets t counts 1 + (p - 1) t."""
+    rng = np.random.default_rng(0)
+    x, t, p = rng.standard_normal(37), rng.random(37), 2.5
+    losses, slopes, _ = run_loss(backend, "bce_with_logits", (x, t, None, 1 + (p - 1) * t), 1.0, kept=True)
+    tx = double(x).requires_grad_()
+    want = F.binary_cross_entropy_with_logits(tx, double(t), reduction="none", pos_weight=double(np.array(p)))
+    want.sum().backward()
+    np.testing.assert_allclose(losses, want.detach(), rtol=1e-12)
+    np.testing.assert_allclose(slopes, tx.grad, rtol=1e-12)
+
+
+@pytest.mark.parametrize("function", check.LOSS_FUNCTIONS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_losses_far_out(backend, function, dtype):
+    """NaN stays, zero is zero, and nothing overflows that need not."""
+    x, t = np.array([np.nan, 0.0, 0.5, np.inf, -np.inf, 1e30, -1e30], dtype), np.zeros(7, dtype)
+    losses, slopes, value = run_loss(backend, function, (x, t, None, None), 1.0, kept=True)
+    tx = double(x).requires_grad_()
+    want = LOSSES[function](tx, double(t), reduction="none")
+    want.sum().backward()
+    tx.grad[0] = math.nan  # where torch's distance has 0
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(losses, want.detach().numpy().astype(dtype), rtol=1e-6)
+    np.testing.assert_allclose(slopes, tx.grad, rtol=1e-6)
+    assert np.isnan(value)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (16, 10), (128, 3), (129, 3), (5, 900)])

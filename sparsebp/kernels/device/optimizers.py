@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsebp.core import backend
-from sparsebp.core.check import FUNCTIONS, Array, UpdateRule
+from sparsebp.core.check import FUNCTIONS, LOSS_FUNCTIONS, Array, UpdateRule
 from sparsebp.kernels.device.launch import (
     BLOCK,
     WARP,
@@ -309,6 +309,17 @@ class PointwiseKernels(Launcher):
         limit = out.dtype.type
         self._elements("clamp_grad", out, gy, y, limit(low), limit(high))
 
+    def channel_slope(self, values: Array, x: Array, weight: Array, out: Array) -> None:
+        """Values, times the channel's weight where x is not positive; a thread an element."""
+        args = values, x, weight, *map(np.int64, x.shape[1:]), out, np.int64(out.size)
+        self._launch("pointwise.cu", "channel_slope", c_types(REAL=out), ceil_div(out.size, BLOCK), (BLOCK,), args)
+
+    def channel_slope_grad(self, gy: Array, x: Array, out: Array) -> None:
+        """Every element's term, a thread each; then the sums."""
+        terms = self.xp.empty(x.shape, x.dtype)
+        self._elements("channel_slope_terms", terms, gy, x)
+        terms.sum(axis=(0, 2), out=out)
+
     def pointwise(self, x: Array, function: str, constants: tuple[float, float, float], out: Array) -> None:
         """Every element's f; a thread an element."""
         self._elements("pointwise", out, x, *_of_function(function, constants, out))
@@ -322,6 +333,34 @@ class PointwiseKernels(Launcher):
     def _elements(self, name: str, out: Array, *args: Any) -> None:
         grid = ceil_div(out.size, BLOCK)
         self._launch("pointwise.cu", name, c_types(REAL=out), grid, (BLOCK,), (*args, out, np.int64(out.size)))
+
+    def softmax(self, x: Array, log: bool, out: Array) -> None:
+        """A warp a row; along another axis than the last, a thread."""
+        self._softmax("softmax", x, log, x, out)
+
+    def softmax_grad(self, gy: Array, y: Array, log: bool, out: Array) -> None:
+        """As `softmax`."""
+        self._softmax("softmax_grad", y, log, gy, y, out)
+
+    def _softmax(self, name: str, like: Array, log: bool, *arrays: Array) -> None:
+        outer, axis, inner = like.shape
+        together = WARP if inner == 1 else 1
+        grid = ceil_div(outer * inner * together, BLOCK)
+        args = *arrays, np.int32(log), *map(np.int64, (outer * inner, axis, inner)), np.int32(together)
+        self._launch("pointwise.cu", name, c_types(REAL=like), grid, (BLOCK,), args)
+
+    def element_loss(
+        self, prediction: Array, target: Array, weight: Array | None, counts: Array | None, function: str,
+        constant: float, divisor: float, losses: Array | None, slopes: Array, value: Array | None,
+    ) -> None:  # fmt: skip
+        """Every element's loss and slope, a thread an element; then the sum."""
+        losses = self.xp.empty(slopes.shape, slopes.dtype) if losses is None else losses
+        number = slopes.dtype.type
+        args = prediction, target, weight, counts, np.int32(LOSS_FUNCTIONS.index(function)), number(constant)
+        self._elements("element_loss", slopes, *args, number(1 / divisor), losses)
+        if value is not None:
+            losses.sum(dtype=np.float64, out=value)
+            value /= divisor
 
     def softmax_cross_entropy(
         self, logits: Array, target: Array, losses: Array, grad: Array, mean: Array | None = None

@@ -28,6 +28,7 @@ from sparsebp.kernels.host.dense import (  # noqa: E402
 from sparsebp.kernels.host.engine.arguments import find  # noqa: E402
 from sparsebp.kernels.host.engine.compile import accept_read_only  # noqa: E402
 from sparsebp.kernels.host.inference import infer  # noqa: E402
+from sparsebp.kernels.host.losses import LossKernels  # noqa: E402
 from sparsebp.kernels.host.norm import NormKernels  # noqa: E402
 from sparsebp.kernels.host.optim import OptimizerKernels  # noqa: E402
 from sparsebp.kernels.host.pointwise import PointwiseKernels, add_between  # noqa: E402
@@ -95,6 +96,7 @@ class HostKernels(
     BandKernels,
     PointwiseKernels,
     ActivationKernels,
+    LossKernels,
     NormKernels,
 ):
     """The implementation behind `sparsebp.kernels.spec.Kernels` for NumPy arrays: one mixin per family of kernels."""

@@ -19,6 +19,7 @@ from sparsebp.kernels.host.engine.simd import (
     fma,
     keep_alive,
     lanes,
+    load,
     load_up_to,
     pointer,
     store,
@@ -121,8 +122,17 @@ def _plane(x, band, low, high, start, behind, out):
         begin, target = indptr[row], advance(out, (row - low) * behind)
         source, weights = advance(x, (first[row] - start) * behind), advance(data, begin)
         entries = indptr[row + 1] - begin
-        for at in range(0, whole, step):
-            store(target, at, _combined(advance(source, at), behind, weights, entries, step))
+        if entries == 1:
+            first_weight = filled(x, weights[0])
+            for at in range(0, whole, step):
+                store(target, at, load(source, at) * first_weight)
+        elif entries == 2:
+            first_weight, second = filled(x, weights[0]), filled(x, weights[1])
+            for at in range(0, whole, step):
+                store(target, at, fma(load(source, behind + at), second, load(source, at) * first_weight))
+        else:
+            for at in range(0, whole, step):
+                store(target, at, _combined(advance(source, at), behind, weights, entries, step))
         if whole < behind:
             rest = behind - whole
             store_up_to(target, whole, _combined(advance(source, whole), behind, weights, entries, rest), rest)

@@ -1,4 +1,4 @@
-"""Kernels of one pass over memory on the host: cutting off, the loss, channels' statistics."""
+"""Kernels of one pass over memory on the host: cutting off, channels' statistics."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from sparsebp.kernels.host.engine.simd import (
     maximum,
     minimum,
     pointer,
+    select_positive,
     store,
     where_within,
     zeros,
@@ -38,7 +39,6 @@ Limits = tuple[float, float] | None
 
 _FLUSH, _PIECE = 1024, 4096
 _MOVED = 6  # a number from memory, and another one back, take about as long as this many multiply-adds
-_NO_LIMITS = (-math.inf, math.inf)
 
 
 class ChannelKernels:
@@ -82,6 +82,17 @@ class ChannelKernels:
                  for term, make in zip((mean, factor, offset), neutral, strict=True)]  # fmt: skip
         _scale(team(parts), parts, x, *terms, *_rounded(limits, x.dtype.type), out)
 
+    def channel_slope(self, values: Array, x: Array, weight: Array, out: Array) -> None:
+        """Values, times the channel's weight where x is not positive; parts are of planes."""
+        planes = x.shape[0] * x.shape[1]
+        parts = min(parts_for(_MOVED * x.size), max(planes, 1))
+        _slope(team(parts), parts, values, x, weight, out)
+
+    def channel_slope_grad(self, gy: Array, x: Array, out: Array) -> None:
+        """A sum for every channel; parts are of channels."""
+        parts = min(parts_for(_MOVED * x.size), max(len(out), 1))
+        _slope_grad(team(parts), parts, gy, x, out)
+
     def channel_track(
         self, mean: Array, var: Array, momentum: float, correction: float, running_mean: Array, running_var: Array
     ) -> None:
@@ -101,9 +112,10 @@ def _mask(gy: Array, y: Array | None, limits: Limits) -> tuple[Array, Any, Any, 
 
 def _rounded(limits: Limits, number: Any) -> tuple[Any, Any]:
     """Return limits in a dtype; one beyond its range is infinite, and limits nothing."""
-    low, high = _NO_LIMITS if limits is None else limits
+    if limits is None:
+        return number(-math.inf), number(math.inf)
     with np.errstate(over="ignore"):
-        return number(low), number(high)
+        return number(limits[0]), number(limits[1])
 
 
 # The functions below are compiled: their arguments are arrays, pointers and bounds.
@@ -313,6 +325,49 @@ def _scale(part, parts, x, mean, factor, offset, least, most, out):
         _scale_plane(source, mean[c], factor[c], offset[c], least, most, size, target)
 
 
+@parallel(**JIT)
+def _slope(part, parts, values, x, weight, out):
+    """Run a part of the planes."""
+    batch, channels, size = x.shape
+    low, high = span(part, parts, batch * channels)
+    step = lanes(pointer(x))
+    whole = size // step * step
+    for plane in range(low, high):
+        w = weight[plane % channels]
+        given, source = advance(pointer(values), plane * size), advance(pointer(x), plane * size)
+        target = advance(pointer(out), plane * size)
+        for i in range(0, whole, step):
+            v = load(given, i)
+            store(target, i, select_positive(load(source, i), v, v * w))
+        for i in range(whole, size):
+            target[i] = given[i] if source[i] > 0 else given[i] * w
+
+
+@parallel(**JIT)
+def _slope_grad(part, parts, gy, x, out):
+    """Run a part of the channels."""
+    batch, channels, size = x.shape
+    first, last = span(part, parts, channels)
+    step, room = lanes(pointer(x)), np.empty(lanes(pointer(x)), x.dtype)
+    whole = size // step * step
+    for c in range(first, last):
+        total = 0.0
+        for sample in range(batch):
+            at = (sample * channels + c) * size
+            left, right = advance(pointer(gy), at), advance(pointer(x), at)
+            for begin in range(0, whole, _FLUSH):
+                a = zeros(right)
+                for i in range(begin, min(begin + _FLUSH, whole), step):
+                    v = load(right, i)
+                    a = a + select_positive(v, 0.0, load(left, i) * v)
+                total += _total(a, pointer(room))
+            for i in range(whole, size):
+                if not right[i] > 0:
+                    total += np.float64(left[i] * right[i])
+        out[c] = total
+    keep_alive(room)
+
+
 # Without fused multiply-adds, as NumPy computes it: results of training runs depend on these numbers.
 @numba.njit(**JIT)
 def _track(mean, var, momentum, keep, correction, running_mean, running_var):
@@ -330,9 +385,6 @@ def _factors(var, eps, weight, weighted, scale, factor):
         factor[c] = found * weight[c] if weighted else found
 
 
-_EXP_WEIGHT = 8  # an exponential costs about as much as this many multiply-adds
-
-
 class PointwiseKernels:
     """Host side of these kernels in `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
 
@@ -343,15 +395,6 @@ class PointwiseKernels:
     def clamp_grad(self, gy: Array, y: Array, low: float, high: float, out: Array) -> None:
         """The gradient where y lies above the lower limit and not above the upper one, or is NaN."""
         _clamp_grad(*split(_MOVED * y.size), gy, y, y.dtype.type(low), y.dtype.type(high), out)
-
-    def softmax_cross_entropy(
-        self, logits: Array, target: Array, losses: Array, grad: Array, mean: Array | None
-    ) -> None:
-        """Loss and gradient of every row. A target outside [0, C) makes its row NaN instead of reading elsewhere."""
-        scale = grad.dtype.type(1 if mean is None else 1 / len(losses))
-        _softmax_cross_entropy(*split(logits.size * _EXP_WEIGHT), logits, target, losses, grad, scale)
-        if mean is not None:  # of few numbers, half of the time of `mean`, and as exact
-            mean[...] = np.add.reduce(losses, dtype=np.float64) / len(losses)
 
 
 def add_between(rows: Array, bias: Array, low: float, high: float) -> None:
@@ -401,34 +444,3 @@ def _clamp_grad(part, parts, gy, y, low, high, out):
     for i in range(start, stop):
         value, gradient = values[i], gradients[i]
         target[i] = gradient if (not value <= low) & (not value > high) else zero  # a NaN lets it through
-
-
-@parallel(**SERIAL)
-def _softmax_cross_entropy(part, parts, logits, target, losses, grad, scale):
-    low, high = span(part, parts, len(logits))
-    classes = logits.shape[1]
-    zero, one, nan = logits.dtype.type(0), logits.dtype.type(1), logits.dtype.type(np.nan)
-    labels, loss = pointer(target), pointer(losses)
-    for r in range(low, high):
-        row, slope = advance(pointer(logits), r * classes), advance(pointer(grad), r * classes)
-        label = labels[r]
-        if label < 0 or label >= classes:
-            for c in range(classes):
-                slope[c] = nan
-            loss[r] = nan
-            continue
-        top = row[0]
-        for c in range(classes):
-            if not row[c] <= top:  # a NaN becomes the maximum, and so reaches the loss and the gradient
-                top = row[c]
-        total = zero
-        for c in range(classes):
-            slope[c] = np.exp(row[c] - top)
-            total += slope[c]
-        loss[r] = np.log(total) - (row[label] - top)
-        for c in range(classes):
-            slope[c] /= total
-        slope[label] -= one
-        if scale != one:
-            for c in range(classes):
-                slope[c] *= scale

@@ -294,6 +294,19 @@ extern "C" __global__ void __launch_bounds__(256) clamp_grad(
     if (i < size) out[i] = y[i] <= low || y[i] > high ? real(0) : gy[i];  // a NaN lets it through
 }
 
+extern "C" __global__ void __launch_bounds__(256) channel_slope(
+    const real* __restrict__ values, const real* __restrict__ x, const real* __restrict__ weight, int64 channels,
+    int64 each, real* __restrict__ out, int64 size) {
+    const int64 i = int64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < size) out[i] = x[i] > real(0) ? values[i] : values[i] * weight[i / each % channels];
+}
+
+extern "C" __global__ void __launch_bounds__(256) channel_slope_terms(
+    const real* __restrict__ gy, const real* __restrict__ x, real* __restrict__ out, int64 size) {
+    const int64 i = int64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < size) out[i] = x[i] > real(0) ? real(0) : gy[i] * x[i];
+}
+
 // Activations and their gradients: one pass over memory each, a thread an element.
 
 constexpr real ROOT = real(0.7978845608028654), CUBE = real(0.044715);  // sqrt(2 / pi)
@@ -396,7 +409,89 @@ extern "C" __global__ void __launch_bounds__(256) pointwise_grad(
     if (i < size) out[i] = grad_of(function, gy[i], kept[i], a, b, c);
 }
 
-// The loss: one pass over memory, so the floor is bytes / bandwidth.
+// Softmax along the middle one of three axes, of `size` numbers that lie `inner` apart. `together` threads, a warp or one,
+// have a row; a warp's read it in whole segments, and neighbouring threads that have one each read neighbouring rows.
+
+struct SoftmaxRow {
+    int64 row, begin;
+    int lane, together;
+    __device__ __forceinline__ SoftmaxRow(int64 size, int64 inner, int together)
+        : row((int64(blockIdx.x) * blockDim.x + threadIdx.x) / together), begin(row / inner * size * inner + row % inner),
+          lane(threadIdx.x % together), together(together) {}
+    __device__ __forceinline__ real sum(real value) const { return together == 1 ? value : warp_sum(value); }
+    __device__ __forceinline__ real most(real value) const { return together == 1 ? value : warp_max(value); }
+};
+
+extern "C" __global__ void __launch_bounds__(256) softmax(
+    const real* __restrict__ x, real* __restrict__ out, int log, int64 rows, int64 size, int64 inner, int together) {
+    const SoftmaxRow at(size, inner, together);
+    if (at.row >= rows) return;  // all of a warp
+    const real* in = x + at.begin;
+    real top = in[0], total = 0;
+    for (int64 c = at.lane; c < size; c += together) top = in[c * inner] > top ? in[c * inner] : top;
+    top = at.most(top);
+    for (int64 c = at.lane; c < size; c += together) total += exp_of(in[c * inner] - top);
+    total = at.sum(total);  // an entry that is NaN makes this NaN
+    const real shift = log ? log_of(total) : real(0), factor = real(1) / total;
+    for (int64 c = at.lane; c < size; c += together) {
+        const real below = in[c * inner] - top;
+        out[at.begin + c * inner] = log ? below - shift : exp_of(below) * factor;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) softmax_grad(
+    const real* __restrict__ gy, const real* __restrict__ y, real* __restrict__ out, int log, int64 rows, int64 size,
+    int64 inner, int together) {
+    const SoftmaxRow at(size, inner, together);
+    if (at.row >= rows) return;
+    real total = 0;
+    for (int64 c = at.lane; c < size; c += together) {
+        const int64 i = at.begin + c * inner;
+        total += log ? gy[i] : gy[i] * y[i];
+    }
+    total = at.sum(total);
+    for (int64 c = at.lane; c < size; c += together) {
+        const int64 i = at.begin + c * inner;
+        out[i] = log ? gy[i] - exp_of(y[i]) * total : y[i] * (gy[i] - total);
+    }
+}
+
+// Losses of elements and their slopes: one pass over memory, a thread an element.
+
+enum Loss { SQUARED, DISTANCE, SMOOTH_L1, HUBER, BCE_WITH_LOGITS };
+
+__device__ __forceinline__ real sign_of(real d) { return d > real(0) ? real(1) : d < real(0) ? real(-1) : d; }
+
+extern "C" __global__ void __launch_bounds__(256) element_loss(
+    const real* __restrict__ prediction, const real* __restrict__ target, const real* __restrict__ weight,
+    const real* __restrict__ counts, int function, real a, real factor, real* __restrict__ losses,
+    real* __restrict__ slopes, int64 size) {
+    const int64 i = int64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= size) return;
+    const real x = prediction[i], t = target[i], d = x - t, length = size_of(d);
+    real loss = length, slope = sign_of(d);
+    if (function == SQUARED) loss = d * d, slope = d + d;
+    if (function == SMOOTH_L1) {
+        const bool near = length < a;
+        loss = near ? real(0.5) * length * length / a : length - real(0.5) * a;
+        slope = near ? d / a : slope;
+    }
+    if (function == HUBER) {
+        loss = length < a ? real(0.5) * length * length : a * (length - real(0.5) * a);
+        const real above = d < -a ? -a : d;  // a NaN stays
+        slope = above > a ? a : above;
+    }
+    if (function == BCE_WITH_LOGITS) {
+        const real z = decay_of(x), rest = real(1) - t, w = counts ? counts[i] : real(1);
+        loss = rest * x + ((x > real(0) ? real(0) : -x) + log1p_of(z)) * w;
+        slope = rest - (x > real(0) ? z : real(1)) / (real(1) + z) * w;
+    }
+    const real own = weight ? weight[i] : real(1);
+    losses[i] = loss * own;
+    slopes[i] = slope * own * factor;
+}
+
+// Cross-entropy: one pass over memory, so the floor is bytes / bandwidth.
 
 // By a warp; returns the loss. Bytes: logits read (twice, the second time from cache), grad written. Operations: about 10 an
 // entry.

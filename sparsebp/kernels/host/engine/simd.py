@@ -532,6 +532,20 @@ def load_four(typingctx: Any, ptr: Any, offset: Any) -> Any:
 
 
 @intrinsic
+def load_wide(typingctx: Any, ptr: Any, offset: Any) -> Any:
+    """Load a vector of float64 from as many numbers at ``ptr[offset:]``, which may be float32; any alignment."""
+    ty = SimdType(types.float64)
+    narrow = SimdType(ptr.dtype, ty.lanes)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at = _vector_pointer(context, builder, narrow, args[0], args[1], offset)
+        found = builder.load(at, align=narrow.dtype.bitwidth // 8)
+        return found if narrow == ty else builder.fpext(found, llvm_vector(ty))
+
+    return ty(ptr, offset), codegen
+
+
+@intrinsic
 def load_n(typingctx: Any, ptr: Any, offset: Any, n: Any) -> Any:
     """Load the first `n` lanes (at most all) from ``ptr[offset:]`` and touch nothing beyond; the others are zero."""
     ty = SimdType(ptr.dtype)
