@@ -363,7 +363,8 @@ def _parse(items: list[str]) -> tuple[list[str], list[Argument], list[str]]:
 
 def _argument(array: re.Match[str], there: str = "") -> Argument:
     name, dims, dtype, optional, written, _ = array.groups()
-    return Argument(name, dims.split(", "), dtype, f"{name} is not None" if optional else there, bool(written))
+    there = f"{name} is not None" if optional else there
+    return Argument(name, dims.split(", ") if dims else [], dtype, there, bool(written))
 
 
 def _statements(arrays: list[Argument], checks: tuple[str, ...]) -> list[str]:
@@ -463,7 +464,7 @@ def _refuse_empty(name: str) -> None:
 
 _SCOPE = {
     "_PASSED": {np.ndarray},  # types that `namespace` has taken
-    **{f"_{name}": np.dtype(name) for name in ("int64", "int32", "uint16")},
+    **{f"_{name}": np.dtype(name) for name in ("float64", "int64", "int32", "uint16")},
     **{f.__name__: f for f in (batch_of, check_array, check_class, namespace, _refuse_empty)},
 }
 """Names that the functions see in addition to their module's."""

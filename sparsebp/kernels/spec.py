@@ -685,12 +685,13 @@ class Kernels:
     )
     element_loss = kernel(
         """prediction (N) real; target (N) real; weight (N) real?; counts (N) real?; function: LossFunction;
-        constant: float; divisor: float; losses (N) real? written; slopes (N) real written; value: Array | None""",
+        constant: float; divisor: float; losses (N) real? written; slopes (N) real written;
+        value () float64? written""",
         """``losses = weight f(prediction, target)``, ``value = Σ losses / divisor``, and its slopes at the prediction.
 
         f is a function of `LOSS_FUNCTIONS`: smooth_l1 with the constant beta, huber with delta; in bce_with_logits
-        `counts` multiplies ``-log σ(x)``. `value` is float64 of shape (), and sums in double precision.""",
-        "check_loss(function, value)",
+        `counts` multiplies ``-log σ(x)``. `value` is summed in double precision.""",
+        "check_loss(function)",
     )
     softmax_cross_entropy = kernel(
         """logits (N, C) real; target (N) int64; losses (N) real written; grad (N, C) real written;
@@ -776,11 +777,9 @@ def check_pointwise(function: str) -> None:
     check_choice("function", function, FUNCTIONS)
 
 
-def check_loss(function: str, value: Array | None) -> None:
-    """Check the function of `element_loss`, and where the sum is written."""
+def check_loss(function: str) -> None:
+    """Check the function of `element_loss`."""
     check_choice("function", function, LOSS_FUNCTIONS)
-    if value is not None:
-        written("value", value, FLOAT64, ())
 
 
 def check_axis(size: int) -> None:

@@ -71,9 +71,10 @@ class Maker:
             if name not in given:
                 sizes["B*"] = self.values if name == shared else self.batch
                 array = arrays[name]
-                assert array.dtype == "real", f"{kernel}: {name} is not given"
+                assert array.dtype in ("real", "float64"), f"{kernel}: {name} is not given"
                 shape = [sizes[dim] if dim in sizes else eval(dim, sizes) for dim in array.dims]
-                found[name] = self.out(*shape) if array.written else self.read(name, *shape)
+                own = self.dtype if array.dtype == "real" else np.float64
+                found[name] = uninitialised(tuple(shape), own) if array.written else self.read(name, *shape)
             else:
                 found[name] = given.pop(name)
         assert all(name[0].isupper() for name in given), f"{kernel} has no {given.keys()}"
@@ -292,8 +293,7 @@ class Maker:
 
     def element_loss(self) -> Arguments:
         sizes = {"N": self.hidden * 7, "function": "smooth_l1", "constant": 0.7, "divisor": 3.0}
-        kept = {"value": uninitialised((), np.float64)}
-        return sizes | kept | ({"weight": None, "counts": None, "losses": None} if self.shared else {})
+        return sizes | ({"weight": None, "counts": None, "losses": None} if self.shared else {})
 
     def softmax_cross_entropy(self) -> Arguments:
         mean = None if self.batch == 3 else uninitialised((), np.float64)

@@ -81,10 +81,9 @@ class LossKernels:
         """Every element's loss and slope; blocks of elements have a sum each."""
         sums = np.empty(-(-len(slopes) // _BLOCK))
         number, kept = slopes.dtype.type, losses is not None
-        weights = slopes if weight is None else weight, weight is not None
-        weights += slopes if counts is None else counts, counts is not None
+        some = [(slopes if array is None else array, array is not None) for array in (weight, counts)]
         how = _PLACES[function], number(constant), number(1 / divisor)
-        given = prediction, target, *weights, *how, losses if kept else slopes, kept
+        given = prediction, target, *some[0], *some[1], *how, losses if kept else slopes, kept
         _element_loss(*split(_LOSS_WEIGHT * len(slopes)), *given, slopes, sums)
         if value is not None:
             value[...] = np.add.reduce(sums) / divisor
