@@ -454,17 +454,51 @@ def dense_jacobian_t(
         raise MemoryLimitError("The dense Jacobian would need too much memory", expected=f"at most {limit} bytes",
                                got=f"{need} bytes for {batch} samples of {n_in} x {n_out}", remedy="Use input_grad, "
                                "which multiplies with it without building it, or pass fewer samples")  # fmt: skip
-    in_axis, out_axis = batch_axes
-    expected = with_batch(input_shape, batch, in_axis)
-    data = xp.empty((n_in, n_out, batch), dtype=dtype)
-    for output in range(n_out):
+
+    def gradient(output: int) -> Array:
         gy = xp.zeros((batch, n_out), dtype=dtype)
         gy[:, output] = 1
-        gx = input_grad(xp.moveaxis(gy.reshape(batch, *output_shape), 0, out_axis))
-        if gx.shape != expected:
-            raise ShapeError("input_grad returns another shape than the input's", expected=expected, got=gx.shape)
-        data[:, output] = xp.moveaxis(gx, in_axis, 0).reshape(batch, n_in).T
+        return gy
+
+    shapes = with_batch(input_shape, batch, batch_axes[0]), (batch, *output_shape)
+    data = _side_by_side(input_grad, gradient, (n_in, n_out), like, *shapes, batch_axes)
     return TransposedJacobian(
-        SparsityPattern.dense(n_in, n_out), data.reshape(n_in * n_out, batch),
+        SparsityPattern.dense(n_in, n_out), data,
         input_shape=input_shape, output_shape=output_shape, batch_axes=batch_axes,
     )  # fmt: skip
+
+
+def dense_product(
+    input_grad: Callable[[Array], Array], product: TransposedJacobian, shape: tuple[int, ...],
+    out_shape: tuple[int, ...],
+) -> TransposedJacobian:  # fmt: skip
+    """Return an operator's transposed Jacobian times a full matrix, whose columns are gradients at the output.
+
+    `shape` and `out_shape` are those of the operator's input and output, batch first.
+    """
+    n_in, (n_out, columns), batch = prod(shape[1:]), product.shape, shape[0]
+    given, xp = product.data.reshape(n_out, columns, -1), backend.namespace(product.data)
+
+    def gradient(column: int) -> Array:
+        return xp.ascontiguousarray(xp.broadcast_to(given[:, column], (n_out, batch)).T)
+
+    data = _side_by_side(input_grad, gradient, (n_in, columns), product.data, shape, out_shape)
+    return TransposedJacobian(SparsityPattern.dense(n_in, columns), data)
+
+
+def _side_by_side(
+    input_grad: Callable[[Array], Array], gradient: Callable[[int], Array], sizes: tuple[int, int], like: Array,
+    shape: tuple[int, ...], out_shape: tuple[int, ...], batch_axes: tuple[int, int] = (0, 0),
+) -> Array:  # fmt: skip
+    """Return the input gradients for gradients (batch, outputs) at the output, as the values of a dense Jacobian.
+
+    `shape` is the input's, `out_shape` the output's, batch first; `sizes` the inputs of a sample and the gradients.
+    """
+    xp, (in_axis, out_axis), batch = backend.namespace(like), batch_axes, out_shape[0]
+    data = xp.empty((*sizes, batch), dtype=like.dtype)
+    for number in range(sizes[1]):
+        gx = input_grad(xp.moveaxis(gradient(number).reshape(out_shape), 0, out_axis))
+        if gx.shape != shape:
+            raise ShapeError("input_grad returns another shape than the input's", expected=shape, got=gx.shape)
+        data[:, number] = xp.moveaxis(gx, in_axis, 0).reshape(batch, sizes[0]).T
+    return data.reshape(prod(sizes), batch)

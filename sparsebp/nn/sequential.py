@@ -143,6 +143,20 @@ class Link(NamedTuple):
 
         return jacobian_of(self.layer, self.saved, self.shape, self.out_shape, like, self.coupled)
 
+    def times(self, product: Any, like: Array) -> Any:
+        """Return the layer's `TransposedJacobian` times one of the layers behind.
+
+        Branches fill in: the product that they add up to has more entries than theirs. Where the other factor is a full
+        matrix, its columns go back through the layers inside instead, as gradients at the output.
+        """
+        full = product.pattern.kind == "dense" and isinstance(self.layer, Container)
+        if not full or self.couples_samples() or self.may_be_lone() or self.layer.batch_axes != (0, 0):
+            return self.jacobian_t(like) @ product
+        from sparsebp.jacobians.jacobian import dense_product
+
+        return dense_product(lambda gy: gradients_of(self.layer, gy, self.saved).input_grad(), product, self.shape,
+                             self.out_shape)  # fmt: skip
+
 
 class Container(Layer):
     """Base of `Sequential`, `Sum` and `Concat`: properties that hold if they hold for a layer inside."""
@@ -620,10 +634,10 @@ class Sequential(Container):
 
     def jacobian_t(self, saved: SequentialSaved) -> Any:
         """Return J₁ J₂ … J_L, the product of the layers' transposed Jacobians (its plans are cached by pattern)."""
-        jacobians = [link.jacobian_t(saved.like) for link in self._links(saved)[1]]
-        product = jacobians[-1]
-        for jacobian in reversed(jacobians[:-1]):  # outputs are usually fewer than inputs, so start at the output
-            product = jacobian @ product
+        links = self._links(saved)[1]
+        product = links[-1].jacobian_t(saved.like)
+        for link in reversed(links[:-1]):  # outputs are usually fewer than inputs, so start at the output
+            product = link.times(product, saved.like)
         return product
 
     @property

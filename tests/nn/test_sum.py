@@ -55,6 +55,24 @@ def test_a_resnet_block_is_torchs(training, backward):
         assert_like_torch(model, twin, x, rng, CLOSE)
 
 
+@pytest.mark.parametrize(("shape", "tail"), [
+    ((3, 1, 6, 5), lambda s, **o: [s.AdaptiveAvgPool2d(1), s.Flatten(), s.Linear(4, 3, **o)]),
+    ((3, 1, 6, 5), lambda s, **o: [s.Flatten(), s.Linear(36, 3, **o)]),  # whose Jacobian the samples share
+    ((1, 1, 6, 5), lambda s, **o: [s.Flatten(), s.Linear(36, 3, **o), s.ReLU()]),
+])  # fmt: skip
+def test_a_blocks_jacobian_before_a_full_one(monkeypatch, shape, tail):
+    """Its columns go back through the branches, which form no Jacobian of their own."""
+    rng, double = np.random.default_rng(0), {"dtype": torch.float64}
+    (head, body, *_), (theirs, their_body, *_) = (list(m.children.values()) if isinstance(m, nn.Sequential)
+                                                  else list(m) for m in block())  # fmt: skip
+    model = nn.Sequential(head, body, nn.ReLU(), *tail(nn, **F8)).eval()
+    twin = loaded(torch.nn.Sequential(theirs, their_body, torch.nn.ReLU(), *tail(torch.nn, **double)), model).eval()
+    assert_like_torch(model, twin, rng.standard_normal(shape), rng, CLOSE)
+    saved = model.forward(rng.standard_normal(shape))[1]
+    monkeypatch.setattr(nn.Residual, "jacobian_t", lambda *_: pytest.fail("a Jacobian of its own"))
+    assert model.jacobian_t(saved).pattern.kind == "dense"
+
+
 def test_an_unbatched_sample():
     rng, layer = np.random.default_rng(0), nn.Residual(nn.Conv1d(2, 3, 1, **F8), nn.Conv1d(2, 3, 1, **F8))
     twin = loaded(TorchResidual(torch.nn.Conv1d(2, 3, 1), torch.nn.Conv1d(2, 3, 1)), layer)
