@@ -80,27 +80,40 @@ def _weighted_sums(gy, x, weight, mean, size, room):
     return total, product
 
 
+@numba.njit(**INNER_APART)
+def _scale_of_extremes(x, mean, eps, size):
+    """Return ``1 / sqrt(var + eps)`` where the squares of differences leave the range of their dtype."""
+    largest, total = 0.0, 0.0
+    for i in range(size):
+        largest = max(largest, np.float64(abs(x[i] - mean)))
+    if largest == 0 or np.isinf(largest):
+        return 1 / np.sqrt(largest + np.float64(eps))
+    for i in range(size):
+        total += (np.float64(x[i] - mean) / largest) ** 2
+    return 1 / np.hypot(largest * np.sqrt(total / size), np.sqrt(np.float64(eps)))
+
+
 @numba.njit(**INNER_JIT)
 def _gradient_row(gy, x, weight, mean, scale, offset, slope, size, out):
-    """Write ``gy * weight * scale - offset - (x - mean) * slope``."""
+    """Write ``gy * weight * scale - offset - (x - mean) * scale * slope``."""
     step = lanes(x)
     whole = size // step * step
     for i in range(0, whole, step):
-        value = fma(mean - load(x, i), slope, load(gy, i) * load(weight, i) * scale - offset)
+        value = fma((mean - load(x, i)) * scale, slope, load(gy, i) * load(weight, i) * scale - offset)
         store(out, i, value)
     for i in range(whole, size):
-        out[i] = gy[i] * weight[i] * scale - offset - (x[i] - mean) * slope
+        out[i] = gy[i] * weight[i] * scale - offset - (x[i] - mean) * scale * slope
 
 
 @numba.njit(**INNER_JIT)
-def _gradient_plane(gy, x, mean, factor, offset, slope, size, out):
-    """Write ``gy * factor - offset - (x - mean) * slope``."""
+def _gradient_plane(gy, x, mean, scale, factor, offset, slope, size, out):
+    """Write ``gy * factor - offset - (x - mean) * scale * slope``."""
     step = lanes(x)
     whole = size // step * step
     for i in range(0, whole, step):
-        store(out, i, fma(mean - load(x, i), slope, load(gy, i) * factor - offset))
+        store(out, i, fma((mean - load(x, i)) * scale, slope, load(gy, i) * factor - offset))
     for i in range(whole, size):
-        out[i] = gy[i] * factor - offset - (x[i] - mean) * slope
+        out[i] = gy[i] * factor - offset - (x[i] - mean) * scale * slope
 
 
 @parallel(**JIT)
@@ -111,6 +124,7 @@ def _normalise(part, parts, x, weight, bias, eps, centre, mean, scale, out):
     room, count = np.empty(lanes(pointer(x)), x.dtype), channels * size
     zero, one = x.dtype.type(0), x.dtype.type(1)
     low, high = x.dtype.type(-np.inf), x.dtype.type(np.inf)
+    least = np.finfo(x.dtype).tiny / np.finfo(x.dtype).eps  # with less, squares that are flushed count
     for r in range(first, last):
         source, target, own = (
             advance(pointer(x), r * count),
@@ -124,6 +138,8 @@ def _normalise(part, parts, x, weight, bias, eps, centre, mean, scale, out):
         m = mean[r]
         var = x.dtype.type(_squares(source, m, 0, 1, count, pointer(room)) / np.float64(count))
         found = one / np.sqrt(var + eps)
+        if var + eps < least or np.isinf(var):
+            found = x.dtype.type(_scale_of_extremes(source, m, eps, count))
         scale[r] = found
         if size == 1:
             _affine_row(source, m, found, advance(pointer(weight), own), advance(pointer(bias), own), count, target)
@@ -157,12 +173,12 @@ def _back(part, parts, gy, x, weight, centre, mean, scale, out):
                 total += sums[0] * np.float64(weight[own + c])
                 product += sums[1] * np.float64(weight[own + c])
         offset = x.dtype.type(total / count) * found if centre else zero
-        slope = x.dtype.type(product / count) * found * found * found
+        slope = x.dtype.type(product / count) * found * found
         if size == 1:
             _gradient_row(left, right, advance(pointer(weight), own), m, found, offset, slope, count, target)
             continue
         for c in range(channels):
-            _gradient_plane(left, right, m, found * weight[own + c], offset, slope, size, target)
+            _gradient_plane(left, right, m, found, found * weight[own + c], offset, slope, size, target)
             left, right, target = advance(left, size), advance(right, size), advance(target, size)
     keep_alive(room)
 
