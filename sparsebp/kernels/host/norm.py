@@ -15,6 +15,7 @@ from sparsebp.kernels.host.engine.threads import parallel, team
 from sparsebp.kernels.host.pointwise import _both, _scale_plane, _squares, _sum, _total
 
 _MOVED = 6  # a number from memory, and another one back, take about as long as this many multiply-adds
+_FAR = (2.0**90, 2.0**700)  # by which float32's and float64's smallest numbers, or largest, get far from the end
 _FLUSH = 1024  # numbers that a lane adds up before double precision takes over
 
 
@@ -81,16 +82,13 @@ def _weighted_sums(gy, x, weight, mean, size, room):
 
 
 @numba.njit(**INNER_APART)
-def _scale_of_extremes(x, mean, eps, size):
-    """Return ``1 / sqrt(var + eps)`` where the squares of differences leave the range of their dtype."""
-    largest, total = 0.0, 0.0
+def _scale_from(factor, x, mean, eps, size):
+    """Return ``1 / sqrt(var + eps)`` of differences times `factor`, whose squares are in the range of their dtype."""
+    total = 0.0
     for i in range(size):
-        largest = max(largest, np.float64(abs(x[i] - mean)))
-    if largest == 0 or np.isinf(largest):
-        return 1 / np.sqrt(largest + np.float64(eps))
-    for i in range(size):
-        total += (np.float64(x[i] - mean) / largest) ** 2
-    return 1 / np.hypot(largest * np.sqrt(total / size), np.sqrt(np.float64(eps)))
+        value = (x[i] - mean) * factor
+        total += np.float64(value * value)
+    return factor / np.sqrt(total / size + np.float64(eps * factor * factor))
 
 
 @numba.njit(**INNER_JIT)
@@ -124,7 +122,8 @@ def _normalise(part, parts, x, weight, bias, eps, centre, mean, scale, out):
     room, count = np.empty(lanes(pointer(x)), x.dtype), channels * size
     zero, one = x.dtype.type(0), x.dtype.type(1)
     low, high = x.dtype.type(-np.inf), x.dtype.type(np.inf)
-    least = np.finfo(x.dtype).tiny / np.finfo(x.dtype).eps  # with less, squares that are flushed count
+    least = np.finfo(x.dtype).tiny / np.finfo(x.dtype).eps  # of less, squares that are flushed are a part
+    far = x.dtype.type(_FAR[x.itemsize // 8])
     for r in range(first, last):
         source, target, own = (
             advance(pointer(x), r * count),
@@ -139,7 +138,7 @@ def _normalise(part, parts, x, weight, bias, eps, centre, mean, scale, out):
         var = x.dtype.type(_squares(source, m, 0, 1, count, pointer(room)) / np.float64(count))
         found = one / np.sqrt(var + eps)
         if var + eps < least or np.isinf(var):
-            found = x.dtype.type(_scale_of_extremes(source, m, eps, count))
+            found = x.dtype.type(_scale_from(far if var < one else one / far, source, m, eps, count))
         scale[r] = found
         if size == 1:
             _affine_row(source, m, found, advance(pointer(weight), own), advance(pointer(bias), own), count, target)
