@@ -210,11 +210,8 @@ class OneStep:
                     h = _state(plan, hx)
                 if h is None:
                     return None
-            if _records() and (
-                known.of_inference or x.is_inference() or (h is not None and h.is_inference())
-                or (c is not None and c.is_inference())
-            ):  # which cannot be saved: PyTorch's operations save fewer tensors
-                return None
+            if _records() and (known.of_inference or x.is_inference() or _is_of_inference(h) or _is_of_inference(c)):
+                return None  # such tensors cannot be saved, and PyTorch's operations save fewer
         except RuntimeError:  # a tensor without memory: a sparse one, or that of a transform which has ended
             return None
         return plan, x, h, c, known
@@ -232,6 +229,10 @@ def _state(plan: Plan, part: Any) -> Tensor | None:
 def _is_readable(tensor: Tensor) -> bool:
     """Whether the numbers lie in this machine's memory as they are; raises if they lie nowhere."""
     return tensor.is_cpu and not tensor.is_neg() and tensor.data_ptr() != 0
+
+
+def _is_of_inference(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.is_inference()
 
 
 def _any_requires_grad(h: Tensor | None, c: Tensor | None) -> bool:
