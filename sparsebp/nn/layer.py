@@ -587,6 +587,9 @@ class Layer(abc.ABC):
     def forward(self, x: Array) -> tuple[Array, Any]:
         """F: return the output, and anything that the backward parts need.
 
+        x and the output may be a part of that: neither may change before the gradients have been computed, which is not
+        checked. `vjp` works on copies.
+
         Raises
         ------
         ShapeError, DTypeError, DeviceError

@@ -99,6 +99,7 @@ class Weights(NamedTuple):
     bytes: list[int]
     strides: list[tuple[int, ...]]
     dtype: torch.dtype
+    of_inference: bool
     plans: dict[Any, Plan | None]
 
     def stay(self, weights: Any) -> bool:
@@ -111,7 +112,7 @@ class Weights(NamedTuple):
         )
 
 
-_NONE = Weights((object(),), [], [], [], torch.float32, {})
+_NONE = Weights((object(),), [], [], [], torch.float32, False, {})
 _OF_CELLS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 _address, _stride = Tensor.data_ptr, Tensor.stride
 _bytes, _requires_grad = Tensor.nbytes.__get__, Tensor.requires_grad.__get__  # type: ignore[attr-defined]
@@ -209,6 +210,8 @@ class OneStep:
                     h = _state(plan, hx)
                 if h is None:
                     return None
+            if _records() and (known.of_inference or x.is_inference() or _is_of_inference(h) or _is_of_inference(c)):
+                return None  # such tensors cannot be saved, and PyTorch's operations save fewer
         except RuntimeError:  # a tensor without memory: a sparse one, or that of a transform which has ended
             return None
         return plan, x, h, c, known
@@ -226,6 +229,10 @@ def _state(plan: Plan, part: Any) -> Tensor | None:
 def _is_readable(tensor: Tensor) -> bool:
     """Whether the numbers lie in this machine's memory as they are; raises if they lie nowhere."""
     return tensor.is_cpu and not tensor.is_neg() and tensor.data_ptr() != 0
+
+
+def _is_of_inference(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.is_inference()
 
 
 def _any_requires_grad(h: Tensor | None, c: Tensor | None) -> bool:
@@ -264,7 +271,8 @@ def _looked_at(module: Any, cell: bool, weights: Any) -> Weights | None:
     at = list(map(_address, weights))
     if dtype not in _DTYPES or not all(at):
         return None
-    return Weights(tuple(weights), at, list(map(_bytes, weights)), list(map(_stride, weights)), dtype, {})
+    of_inference = any(map(Tensor.is_inference, weights))
+    return Weights(tuple(weights), at, list(map(_bytes, weights)), list(map(_stride, weights)), dtype, of_inference, {})
 
 
 def _planned(module: Any, cell: bool, weights: Weights, key: tuple[Any, ...]) -> Plan | None:

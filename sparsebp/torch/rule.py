@@ -299,6 +299,7 @@ _TRACED = Way(False, "traced for TorchScript or ONNX")
 _SEEN = Way(False, "a mode of PyTorch's dispatcher, which is to see every operation")
 _MALFORMED = Way(False, "an input that is empty, or not of two or three dimensions")
 _NOT_PLAIN = Way(False, "an input or weights that are no plain dense tensors")
+_OF_INFERENCE = Way(False, "tensors of inference mode, which cannot be saved for a backward")
 _ELSEWHERE = Way(False, "measured on a CPU alone")
 _TENSORS = (Tensor, torch.nn.Parameter)
 _OF_WEIGHTS = frozenset((*_TENSORS, types.NoneType))
@@ -374,6 +375,8 @@ def _dispatch_obstacle(module: Any, x: Tensor, packed: bool) -> Way | None:
     weights = (*module._flat_weights, *module._parameters.values())
     if x.layout is not torch.strided or not _OF_WEIGHTS.issuperset(map(type, weights)):
         return _NOT_PLAIN
+    if torch.is_grad_enabled() and any(tensor.is_inference() for tensor in (x, *weights) if tensor is not None):
+        return _OF_INFERENCE
     return None
 
 

@@ -207,6 +207,27 @@ def test_rows(backend, samples, groups, channels, size, centre, weighted, dtype,
         np.testing.assert_allclose(backend.numpy(got), other.detach().numpy(), **tolerance(dtype, 10))
 
 
+@pytest.mark.parametrize("power", [-100, -66, 63, 100])
+@given(size=st.sampled_from([1, 17]), centre=st.booleans(), dtype=reals, seed=seeds)
+def test_rows_whose_squares_leave_the_range(backend, power, size, centre, dtype, seed):
+    """Without an eps, rows times a power of two have the same output, and the gradient divided by it."""
+    rng, k, real = np.random.default_rng(seed), backend.kernels, dtype.type
+    times = real(2) ** real(power * (1 if dtype == np.float32 else 8))
+    x, gy = (normal(rng, (3, 5, size), dtype) for _ in range(2))
+    w, found = backend.array(normal(rng, 5, dtype)), []
+    for factor in (real(1), times):
+        mean, scale, y, gx = (backend.empty(shape, dtype) for shape in (3, 3, x.shape, x.shape))
+        sums, products = backend.empty(5, dtype), backend.empty(5, dtype)
+        on_x, on_gy = backend.array(x * factor), backend.array(gy)
+        k.row_normalise(on_x, w, w, 0.0, centre, mean, scale, y)
+        k.row_back(on_gy, on_x, w, centre, mean, scale, gx)
+        k.row_products(on_gy, on_x, mean, scale, sums, products)
+        arrays = (backend.numpy(array) for array in (mean, scale, y, gx, products))
+        found.append([array * f for array, f in zip(arrays, (1 / factor, factor, 1, factor, 1), strict=True)])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, **tolerance(dtype, 10))
+
+
 def test_rows_refuse_weights_that_do_not_fit(backend):
     x, one, two = (backend.array(np.ones(shape)) for shape in ((2, 3, 1), 2, 4))
     with pytest.raises(ShapeError, match="weights do not fit"):

@@ -124,6 +124,24 @@ def test_an_infinite_pixel_stays_with_the_taps_that_meet_it():
     assert not np.isnan(grad).any() and np.isinf(y).sum() == 4 and not np.isnan(y).any()
 
 
+@pytest.mark.parametrize(("name", "groups", "length", "padding", "dilation", "place"), [
+    ("Conv1d", 1, 1, 3, 3, 1), ("Conv1d", 2, 2, 3, 3, 2), ("Conv1d", 1, 5, ((0, 6),), 1, 7),
+    ("ConvTranspose1d", 1, 1, 3, 3, 1), ("ConvTranspose1d", 2, 2, 3, 3, 2),
+])  # fmt: skip
+def test_an_infinite_gradient_of_a_window_in_the_padding_is_seen(name, groups, length, padding, dilation, place):
+    """No tap of that window meets the input: ∞ times the padding's zeros is NaN at every tap, as in PyTorch."""
+    channels = (groups, 8) if "Transpose" in name else (8, groups)  # inside a group, few windows' and many inputs'
+    layer = getattr(nn, name)(*channels, 2, padding=padding, dilation=dilation, groups=groups, rng=0)
+    windows = np.ones((2, groups, *layer.windows.output_size((length,))), np.float32)
+    windows[1, 0, place] = np.inf
+    x, gy = np.ones((2, 8, length), np.float32), windows
+    if "Transpose" in name:
+        x, gy = gy, x
+    with np.errstate(all="ignore"):
+        grad = layer.weight_grad(gy, layer.forward(x)[1])["weight"]
+    assert np.isnan(grad[0]).all() and np.isfinite(grad[1:]).all()
+
+
 @pytest.mark.parametrize("groups", [1, 8])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_an_infinite_weight_stays_with_the_places_that_meet_it(stride, groups):

@@ -322,6 +322,27 @@ def test_transforms_traces_and_graphs() -> None:
         assert not ours(x, h)[1].is_inference()
 
 
+@pytest.mark.parametrize("cell", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_of_inference_mode_are_left_to_pytorch_where_there_are_gradients(kind, cell):
+    """They cannot be saved for the backward; PyTorch's operations save fewer tensors, and run some of these calls."""
+    theirs = make(kind, cell, 3, 4)
+    x = torch.randn(*(() if cell else (1,)), 2, 3)
+    with torch.inference_mode():
+        made = st.accelerate(copy.deepcopy(theirs))
+        inferred = x.clone()
+        state = made(x) if cell else made(x)[1]
+        assert OneStep(cell).find(made, x) is not None
+    ours = st.accelerate(copy.deepcopy(theirs))
+    for module, *call in ((made, x), (made, inferred), (ours, inferred), (ours, x, state)):
+        assert OneStep(cell).find(module, *call) is None
+        with torch.no_grad():
+            assert OneStep(cell).find(module, *call) is not None
+            assert_close(module(*call), theirs(*call))
+    if kind in ("tanh", "relu") or cell:
+        assert_close(made(x), theirs(x))
+
+
 def test_tensors_of_a_transform_that_has_ended() -> None:
     left: list[Any] = []
     gru, x = st.accelerate(nn.GRU(3, 4)), torch.randn(1, 2, 3)

@@ -549,7 +549,7 @@ class ConvolutionKernels(ChannelKernels):
         if direct.fits(out, windows, groups) and direct.correlate(y, x, windows, out):
             return
         turned = _turned_padding(out, stride, before, dilation, groups)
-        if turned is not None:
+        if turned is not None and _all_meet(*windows):
             weight = np.empty((x.shape[1], len(out) // groups, *out.shape[2:]), out.dtype)
             self.correlate(x, y, stride, turned, dilation, groups, weight)  # with zeros around y
             if _finite(weight):
@@ -580,6 +580,15 @@ def _turned_padding(weight: Array, stride: Axes, before: Axes, dilation: Axes, g
         return None
     turned = _padding_of_transpose(weight, before, dilation)
     return turned if min(turned) >= 0 else None
+
+
+def _all_meet(kernel: Axes, stride: Axes, before: Axes, dilation: Axes, inputs: Axes, outputs: Axes) -> bool:
+    """Whether every window has a tap in the input: else the transpose, which reads no zeros, would not read it at all.
+
+    The stride is 1, and the first window's last tap is not before the input.
+    """
+    axes = zip(kernel, before, dilation, inputs, outputs, strict=True)
+    return all(o - b <= n and (k == 1 or d <= n) for k, b, d, n, o in axes)
 
 
 def _padding_of_transpose(weight: Array, before: Axes, dilation: Axes) -> Axes:

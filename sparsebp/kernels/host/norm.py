@@ -15,6 +15,7 @@ from sparsebp.kernels.host.engine.threads import parallel, team
 from sparsebp.kernels.host.pointwise import _both, _scale_plane, _squares, _sum, _total
 
 _MOVED = 6  # a number from memory, and another one back, take about as long as this many multiply-adds
+_FAR = (2.0**90, 2.0**700)  # by which float32's and float64's smallest numbers, or largest, get far from the end
 _FLUSH = 1024  # numbers that a lane adds up before double precision takes over
 
 
@@ -80,27 +81,37 @@ def _weighted_sums(gy, x, weight, mean, size, room):
     return total, product
 
 
+@numba.njit(**INNER_APART)
+def _scale_from(factor, x, mean, eps, size):
+    """Return ``1 / sqrt(var + eps)`` of differences times `factor`, whose squares are in the range of their dtype."""
+    total = 0.0
+    for i in range(size):
+        value = (x[i] - mean) * factor
+        total += np.float64(value * value)
+    return factor / np.sqrt(total / size + np.float64(eps * factor * factor))
+
+
 @numba.njit(**INNER_JIT)
 def _gradient_row(gy, x, weight, mean, scale, offset, slope, size, out):
-    """Write ``gy * weight * scale - offset - (x - mean) * slope``."""
+    """Write ``gy * weight * scale - offset - (x - mean) * scale * slope``."""
     step = lanes(x)
     whole = size // step * step
     for i in range(0, whole, step):
-        value = fma(mean - load(x, i), slope, load(gy, i) * load(weight, i) * scale - offset)
+        value = fma((mean - load(x, i)) * scale, slope, load(gy, i) * load(weight, i) * scale - offset)
         store(out, i, value)
     for i in range(whole, size):
-        out[i] = gy[i] * weight[i] * scale - offset - (x[i] - mean) * slope
+        out[i] = gy[i] * weight[i] * scale - offset - (x[i] - mean) * scale * slope
 
 
 @numba.njit(**INNER_JIT)
-def _gradient_plane(gy, x, mean, factor, offset, slope, size, out):
-    """Write ``gy * factor - offset - (x - mean) * slope``."""
+def _gradient_plane(gy, x, mean, scale, factor, offset, slope, size, out):
+    """Write ``gy * factor - offset - (x - mean) * scale * slope``."""
     step = lanes(x)
     whole = size // step * step
     for i in range(0, whole, step):
-        store(out, i, fma(mean - load(x, i), slope, load(gy, i) * factor - offset))
+        store(out, i, fma((mean - load(x, i)) * scale, slope, load(gy, i) * factor - offset))
     for i in range(whole, size):
-        out[i] = gy[i] * factor - offset - (x[i] - mean) * slope
+        out[i] = gy[i] * factor - offset - (x[i] - mean) * scale * slope
 
 
 @parallel(**JIT)
@@ -111,6 +122,8 @@ def _normalise(part, parts, x, weight, bias, eps, centre, mean, scale, out):
     room, count = np.empty(lanes(pointer(x)), x.dtype), channels * size
     zero, one = x.dtype.type(0), x.dtype.type(1)
     low, high = x.dtype.type(-np.inf), x.dtype.type(np.inf)
+    least = np.finfo(x.dtype).tiny / np.finfo(x.dtype).eps  # of less, squares that are flushed are a part
+    far = x.dtype.type(_FAR[x.itemsize // 8])
     for r in range(first, last):
         source, target, own = (
             advance(pointer(x), r * count),
@@ -124,6 +137,8 @@ def _normalise(part, parts, x, weight, bias, eps, centre, mean, scale, out):
         m = mean[r]
         var = x.dtype.type(_squares(source, m, 0, 1, count, pointer(room)) / np.float64(count))
         found = one / np.sqrt(var + eps)
+        if var + eps < least or np.isinf(var):
+            found = x.dtype.type(_scale_from(far if var < one else one / far, source, m, eps, count))
         scale[r] = found
         if size == 1:
             _affine_row(source, m, found, advance(pointer(weight), own), advance(pointer(bias), own), count, target)
@@ -157,12 +172,12 @@ def _back(part, parts, gy, x, weight, centre, mean, scale, out):
                 total += sums[0] * np.float64(weight[own + c])
                 product += sums[1] * np.float64(weight[own + c])
         offset = x.dtype.type(total / count) * found if centre else zero
-        slope = x.dtype.type(product / count) * found * found * found
+        slope = x.dtype.type(product / count) * found * found
         if size == 1:
             _gradient_row(left, right, advance(pointer(weight), own), m, found, offset, slope, count, target)
             continue
         for c in range(channels):
-            _gradient_plane(left, right, m, found * weight[own + c], offset, slope, size, target)
+            _gradient_plane(left, right, m, found, found * weight[own + c], offset, slope, size, target)
             left, right, target = advance(left, size), advance(right, size), advance(target, size)
     keep_alive(room)
 

@@ -222,6 +222,12 @@ extern "C" __global__ void __launch_bounds__(256) channel_slopes(
 // Normalisation of rows of `channels` times `size` elements, each row by itself; a block a row, whose second pass reads from
 // cache. Element i of row r has the weight number (r * channels + i / size) % weights; a null one is 1, a null bias 0.
 
+// Below LEAST, squares that are flushed are a part of a variance, above MOST it is infinite: differences are then multiplied
+// by FAR, or divided.
+constexpr bool WIDE = sizeof(real) == 8;
+constexpr real LEAST = real(WIDE ? 0x1p-970 : 0x1p-103), MOST = real(WIDE ? 0x1.fffffffffffffp1023 : 0x1.fffffep127);
+constexpr real FAR = real(WIDE ? 0x1p700 : 0x1p90);
+
 extern "C" __global__ void __launch_bounds__(256) row_normalise(
     const real* __restrict__ x, const real* __restrict__ weight, const real* __restrict__ bias, real eps, int centre,
     real* __restrict__ mean, real* __restrict__ scale, real* __restrict__ out, int64 rows, int64 channels, int64 size,
@@ -232,7 +238,17 @@ extern "C" __global__ void __launch_bounds__(256) row_normalise(
     sum = block_sum(sum);
     const real middle = centre ? x[begin] + sum / real(count) : real(0);
     for (int64 i = threadIdx.x; i < count; i += THREADS) square += (x[begin + i] - middle) * (x[begin + i] - middle);
-    const real found = real(1) / sqrt_of(block_sum(square) / real(count) + eps);
+    const real var = block_sum(square) / real(count);
+    real found = real(1) / sqrt_of(var + eps);
+    if (var + eps < LEAST || var > MOST) {
+        const real factor = var < real(1) ? FAR : real(1) / FAR;
+        square = 0;
+        for (int64 i = threadIdx.x; i < count; i += THREADS) {
+            const real difference = (x[begin + i] - middle) * factor;
+            square += difference * difference;
+        }
+        found = factor / sqrt_of(block_sum(square) / real(count) + eps * factor * factor);
+    }
     if (threadIdx.x == 0) mean[blockIdx.x] = middle, scale[blockIdx.x] = found;
     for (int64 i = threadIdx.x; i < count; i += THREADS) {
         const real unit = (x[begin + i] - middle) * found;
@@ -254,10 +270,10 @@ extern "C" __global__ void __launch_bounds__(256) row_back(
     sum = block_sum(sum);
     product = block_sum(product);
     const real offset = centre ? sum / real(count) * found : real(0);
-    const real slope = product / real(count) * found * found * found;
+    const real slope = product / real(count) * found * found;
     for (int64 i = threadIdx.x; i < count; i += THREADS) {
         const real g = weight ? gy[begin + i] * weight[own + i / size] : gy[begin + i];
-        out[begin + i] = g * found - offset - (x[begin + i] - middle) * slope;
+        out[begin + i] = g * found - offset - (x[begin + i] - middle) * found * slope;
     }
 }
 
