@@ -448,6 +448,12 @@ def _sequences(dtype: np.dtype) -> None:
     words = nn.Embedding(5, 3, **options)
     y, numbers = words.forward(np.arange(5))
     words.weight_grad(y, numbers)
+    x = np.ones((_SAMPLES, 3, 4), dtype)
+    for layer in (nn.Softmax(-1), nn.Softmax(1), nn.PReLU(dtype=dtype)):
+        _, gradients = layer.vjp(x)
+        gradients(x).input, gradients(x).weights
+    for loss in (nn.MSELoss(), nn.L1Loss(), nn.SmoothL1Loss(), nn.HuberLoss(), nn.BCEWithLogitsLoss()):
+        loss.forward(x, x)
 
 
 def _scans(dtype: np.dtype) -> None:

@@ -289,7 +289,9 @@ class Maker:
     def softmax(self) -> Arguments:
         return {"O": self.batch, "N": self.hidden, "I": 1 if self.shared else 3, "log": self.batch == 2}
 
-    softmax_grad = softmax
+    def softmax_grad(self) -> Arguments:
+        sizes = self.softmax()
+        return sizes | {"y": -self.gate(sizes["O"], sizes["N"], sizes["I"])}  # as logarithms of probabilities
 
     def element_loss(self) -> Arguments:
         sizes = {"N": self.hidden * 7, "function": "smooth_l1", "constant": 0.7, "divisor": 3.0}

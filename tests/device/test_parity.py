@@ -141,6 +141,8 @@ def broken(value: np.ndarray) -> Iterator[tuple[str, type[SparseBPError], np.nda
     other = np.float16 if value.dtype.kind == "f" else np.int16
     yield "dtype", DTypeError, value.astype(other)
     yield "rank", ShapeError, value[None]
+    if value.ndim == 0:
+        return
     yield "length", ShapeError, np.concatenate([value, value[-1:]])
     strided = np.repeat(value, 2, axis=-1)[..., ::2]
     assert not strided.flags.c_contiguous

@@ -442,16 +442,22 @@ extern "C" __global__ void __launch_bounds__(256) softmax(
     const real* __restrict__ x, real* __restrict__ out, int log, int64 rows, int64 size, int64 inner, int together) {
     const SoftmaxRow at(size, inner, together);
     if (at.row >= rows) return;  // all of a warp
-    const real* in = x + at.begin;
-    real top = in[0], total = 0;
-    for (int64 c = at.lane; c < size; c += together) top = in[c * inner] > top ? in[c * inner] : top;
+    const int64 first = at.begin + at.lane * inner, end = at.begin + size * inner, step = together * inner;
+    real top = x[at.begin], total = 0;
+    for (int64 i = first; i < end; i += step) top = x[i] > top ? x[i] : top;
     top = at.most(top);
-    for (int64 c = at.lane; c < size; c += together) total += exp_of(in[c * inner] - top);
+    for (int64 i = first; i < end; i += step) {
+        const real value = exp_of(x[i] - top);
+        out[i] = value;  // read again below by the same thread
+        total += value;
+    }
     total = at.sum(total);  // an entry that is NaN makes this NaN
-    const real shift = log ? log_of(total) : real(0), factor = real(1) / total;
-    for (int64 c = at.lane; c < size; c += together) {
-        const real below = in[c * inner] - top;
-        out[at.begin + c * inner] = log ? below - shift : exp_of(below) * factor;
+    if (log) {
+        total = log_of(total);
+        for (int64 i = first; i < end; i += step) out[i] = x[i] - top - total;
+    } else {
+        total = real(1) / total;
+        for (int64 i = first; i < end; i += step) out[i] *= total;
     }
 }
 
@@ -460,16 +466,12 @@ extern "C" __global__ void __launch_bounds__(256) softmax_grad(
     int64 inner, int together) {
     const SoftmaxRow at(size, inner, together);
     if (at.row >= rows) return;
+    const int64 first = at.begin + at.lane * inner, end = at.begin + size * inner, step = together * inner;
     real total = 0;
-    for (int64 c = at.lane; c < size; c += together) {
-        const int64 i = at.begin + c * inner;
-        total += log ? gy[i] : gy[i] * y[i];
-    }
+    for (int64 i = first; i < end; i += step) total += log ? gy[i] : gy[i] * y[i];
     total = at.sum(total);
-    for (int64 c = at.lane; c < size; c += together) {
-        const int64 i = at.begin + c * inner;
+    for (int64 i = first; i < end; i += step)
         out[i] = log ? gy[i] - exp_of(y[i]) * total : y[i] * (gy[i] - total);
-    }
 }
 
 // Losses of elements and their slopes: one pass over memory, a thread an element.
