@@ -28,6 +28,7 @@ from sparsebp.core.files import write_atomically
 from sparsebp.core.threads import get_threads
 from sparsebp.kernels.host import forward
 from sparsebp.torch import rule
+from sparsebp.torch.one_step import is_faster
 from sparsebp.torch.rule import GATES, Case, Sizes, predicted
 
 CELLS = ("RNN", "GRU", "LSTM")
@@ -114,9 +115,14 @@ def sizes_of(row: Mapping[str, Any]) -> tuple[Case, Sizes]:
 def chosen(row: Row) -> Row:
     """Return the way that the rule takes, and its speed as a share of the faster way's."""
     ours, torchs = predicted(*sizes_of(row))
-    ratio = row["torch_ratio"]["median"]
-    share = min(ratio, 1.0) if ours < torchs else min(1 / ratio, 1.0)
-    return {"way": "kernels" if ours < torchs else "torch.nn", "of_best": float(share)}
+    taken, ratio = _is_few_steps(row) or ours < torchs, row["torch_ratio"]["median"]
+    share = min(ratio, 1.0) if taken else min(1 / ratio, 1.0)
+    return {"way": "kernels" if taken else "torch.nn", "of_best": float(share)}
+
+
+def _is_few_steps(row: Mapping[str, Any]) -> bool:
+    """Whether `one_step` runs the call, whatever the size rule says."""
+    return not row["packed"] and is_faster(row["length"], row["batch"], row["features"], row["hidden"])
 
 
 def lengths_of(length: int, batch: int) -> np.ndarray:
@@ -169,7 +175,7 @@ def fitted(rows: Iterable[Mapping[str, Any]]) -> dict[Key, Costs]:
     """Return the table: the costs, none below zero, with the least relative errors of the times of each case."""
     cases: dict[Key, list[Mapping[str, Any]]] = {}
     for row in rows:
-        if "ours" in row:
+        if "ours" in row and not _is_few_steps(row):
             cases.setdefault(sizes_of(row)[0], []).append(row)
     return {key: (_costs(found, "ours"), _costs(found, "torch")) for key, found in cases.items()}
 

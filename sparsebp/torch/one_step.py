@@ -29,8 +29,8 @@ _PLAIN = {"tanh": "rnn_tanh", "relu": "rnn_relu"}
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 
 
-MOST_STEPS, MOST_SAMPLES, MOST_STATES = 8, 64, 8192
-"""Up to which this way runs a call: steps, samples, and samples times the larger one of input and hidden size.
+MOST_STEPS, MOST_SAMPLES, MOST_STATES, MOST_WIDTHS = 8, 64, 8192, 3200
+"""Up to which this way runs a call: steps, samples, and either times the larger one of input and hidden size.
 
 ``python -m benchmarks one-step`` compares it with PyTorch. With larger states PyTorch's BLAS makes up for its overhead;
 beyond a few steps, the kernels that pack the weights are faster."""
@@ -41,7 +41,9 @@ OF_CELLS = f"a cell with B > {MOST_SAMPLES} or B · H > {MOST_STATES}, or tensor
 
 def is_faster(steps: int, batch: int, features: int, hidden: int) -> bool:
     """Whether this way was measured to be faster than PyTorch's; an RNNCell with gradients is as fast."""
-    return steps <= MOST_STEPS and batch <= MOST_SAMPLES and batch * max(features, hidden) <= MOST_STATES
+    width = max(features, hidden)
+    few = steps <= MOST_STEPS and batch <= MOST_SAMPLES
+    return few and batch * width <= MOST_STATES and steps * width <= MOST_WIDTHS
 
 
 class Plan(NamedTuple):
