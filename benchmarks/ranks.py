@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.harness import Benchmark, Row, Run, columns, import_torch, refuse_difference
+from benchmarks.harness import Benchmark, Overview, Row, Run, columns, import_torch, refuse_difference
 from benchmarks.processes import on_ranks
 from benchmarks.workloads import CELLS, mlp, stacked, torch_twin
 from sparsebp import nn, optim
@@ -396,6 +396,8 @@ DATA_PARALLEL = Benchmark(
         sizes={"bytes": "gradients"},
     ),
     short=("network", "batch", "share", "overlap_hidden", "reverse_hidden", "torch_ratio", "met"),
+    overview=Overview(task="A data-parallel training step", peer="PyTorch's replicas (`gloo`)", ratio="torch_ratio",
+                      label="{network}, batch {batch}", page="workers.md#data-parallel-training"),
     picture=harness.bars(
         "{network}, {batch} samples a rank",
         {**SCHEDULES, "overlap, alone": "computation only", "torch": "PyTorch's replicas"},

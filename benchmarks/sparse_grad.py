@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.harness import Benchmark, Overview, Row, Run, columns, import_torch, refuse_difference
+from benchmarks.harness import Benchmark, Row, Run, columns, import_torch, refuse_difference
 from benchmarks.processes import Apart
 from benchmarks.spgemm import FAMILIES, drawn_pair
 from benchmarks.workloads import Pair
@@ -250,8 +250,6 @@ SPARSE_GRAD = Benchmark(
     ),
     short=("family", "part", "products", "ours", "torch_ratio", "jax_ratio", "met"),
     in_short=lambda row: row["threads"] == 1 and row["part"] == PARTS[1],
-    overview=Overview(task="A sparse product and its gradients", peer="PyTorch", ratio="torch_ratio",
-                      label="{family}, {part}", page="products.md#with-gradients"),
     picture=harness.bars("{family}", {"torch_ratio": "over PyTorch", "jax_ratio": "over JAX"}, harness.SPEED_UP,
                          (harness.TORCH, harness.JAX), log=True, line=1.0),
 )  # fmt: skip

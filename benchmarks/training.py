@@ -622,7 +622,8 @@ CONVOLUTION = Benchmark(
         },
         formats={"≥ {:g}×": {"target": "target"}},
     ),
-    short=("network", "task", "batch", "ours", *LAYOUTS, "best_ratio", "target", "met"),
+    short=("network", "batch", "ours", *LAYOUTS, "best_ratio", "target", "met"),
+    in_short=lambda row: row["task"] == "step" and row["batch"] in (1, 32),
     overview=Overview(task="A training step of a convolutional network", peer="PyTorch, its faster layout",
                       ratio="best_ratio", label="{network}, batch {batch}, {task}", page="convolutions.md"),
     picture=harness.bars("{network}, batch {batch}, {task}", {"torch_ratio": "over PyTorch", "channels_last_ratio":
