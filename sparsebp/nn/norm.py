@@ -282,7 +282,7 @@ class BatchNorm(Layer):
         count = self.buffers["num_batches_tracked"]
         factor = 1 / float(count) if self.momentum is None else self.momentum  # synchronize! (for momentum=None)
         running = self.buffers["running_mean"], self.buffers["running_var"]
-        kernels.get(xp).unchecked.channel_track(mean, var, factor, correction, *running)
+        kernels.get(xp).channel_track(mean, var, factor, correction, *running)
 
 
 class BatchNorm1d(BatchNorm):
@@ -393,7 +393,7 @@ class InstanceNorm(BatchNorm):
         if self.momentum is not None:
             means = (self._of_channels(array) / (len(array) / self.num_features) for array in (mean, var))
             running = self.buffers["running_mean"], self.buffers["running_var"]
-            kernels.get(xp).unchecked.channel_track(*means, self.momentum, correction, *running)
+            kernels.get(xp).channel_track(*means, self.momentum, correction, *running)
 
 
 class InstanceNorm1d(InstanceNorm):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import kernels, nn, optim
-from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.errors import LayoutError, OptionError, ShapeError
 from sparsebp.runtime.actions import Stages
 from sparsebp.runtime.executor import Executor
 from sparsebp.train.setup import schedule_of
@@ -170,3 +170,12 @@ def test_a_chain_of_stages_computes_what_the_layers_compute_by_themselves():
     want = trained(False)
     for name, value in trained(True).items():
         np.testing.assert_array_equal(value, want[name])
+
+
+@pytest.mark.parametrize("make", [nn.BatchNorm2d, lambda c: nn.InstanceNorm2d(c, track_running_stats=True)])
+def test_running_statistics_that_are_read_only_are_not_written_to(make):
+    layer = make(3)
+    layer.buffers["running_mean"].flags.writeable = False
+    with pytest.raises(LayoutError, match="running_mean is read-only"):
+        layer.forward(np.ones((2, 3, 4, 4), np.float32))
+    np.testing.assert_array_equal(layer.buffers["running_mean"], np.zeros(3))

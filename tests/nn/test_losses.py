@@ -155,3 +155,21 @@ def test_what_is_ignored_on_a_device(options):
     assert bool(cp.isnan(unread).any()) is (loss.ignore_index == -100)
     with pytest.raises(OptionError, match="a class that is not there"):
         loss.forward(cp.asarray(prediction), cp.asarray(np.array([0, 3, -100, 1, 1])))
+
+
+def test_an_element_of_ones_own_is_asked_of_a_class_and_of_an_object():
+    """The loss that the kernels compute in one pass belongs to the inherited one alone."""
+
+    def element(prediction, target):
+        return 7 * np.abs(prediction - target), np.full_like(prediction, 7)
+
+    class Steep(nn.MSELoss):
+        def element(self, prediction, target):
+            return element(prediction, target)
+
+    assigned = nn.MSELoss()
+    assigned.element = element
+    for loss in (Steep(), assigned):
+        value, saved = loss.forward(np.ones((2, 3)), np.zeros((2, 3)))
+        assert value == 7
+        np.testing.assert_allclose(loss.input_grad(saved), 7 / 6)
