@@ -6,8 +6,7 @@ PYTHON ?= python3
 PIP_FLAGS ?=
 RUNS ?= runs
 WORKERS ?= 2
-GPU_SECONDS ?= 530
-GPU_BUDGET ?= 1610
+GPU_SECONDS ?= 340
 GPU_OPTIONS ?=
 
 VENV := .venv
@@ -24,7 +23,7 @@ $(error There is no $(MISSING). Expected files or folders under tests/, as in ma
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint format types imports docs wheel gpu-prepare gpu-first gpu-check gpu-numbers gpu-grid gpu-graphs clean
+.PHONY: help demo test test-fast lint format types imports docs wheel gpu-prepare gpu-first gpu-check gpu-peers gpu-numbers gpu-grid gpu-graphs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -80,24 +79,28 @@ wheel: $(VENV)/.dev  ## a wheel for this Python with the machine code of all ker
 # On a GPU: no install step, the source tree and this machine's own python3 with its packages. Results are in runs/gpu;
 # $OUT, if set, gets one archive of them.
 GPU_RUN := $(PYTHON) tests/gpu_runs
+GPU_RUN_ENDS := --seconds $(GPU_SECONDS) $(GPU_OPTIONS)
 
-gpu-prepare: $(VENV)/.dev  ## fetch into .cache/ what a GPU machine without network may lack
+gpu-prepare: $(VENV)/.dev  ## make in .cache/gpu what travels to a GPU machine: machine code, results to compare with
 	$(BIN)/python tests/gpu_runs prepare
 
-gpu-first:  ## the first run on a GPU: four calls within one budget of seconds; call it four times
-	@$(GPU_RUN) first --seconds $(GPU_SECONDS) --budget $(GPU_BUDGET) $(GPU_OPTIONS)
+gpu-first:  ## the first run on a GPU: CALL=1 checks everything, CALL=2 measures; each ends within $(GPU_SECONDS) s
+	@$(GPU_RUN) first-$(or $(CALL),1) $(GPU_RUN_ENDS)
 
-gpu-check:  ## its parts: compile, launch and test everything, sanitizers; each ends within 9 minutes
-	@$(GPU_RUN) check --seconds $(GPU_SECONDS) $(GPU_OPTIONS)
+gpu-check:  ## its parts: launch and test everything, sanitizers
+	@$(GPU_RUN) check $(GPU_RUN_ENDS)
+
+gpu-peers:  ## layers, networks, recurrences and optimizers beside PyTorch's
+	@$(GPU_RUN) peers $(GPU_RUN_ENDS)
 
 gpu-numbers:  ## single kernels, chunks, launches, beside cuDNN
-	@$(GPU_RUN) numbers --seconds $(GPU_SECONDS) $(GPU_OPTIONS)
+	@$(GPU_RUN) numbers $(GPU_RUN_ENDS)
 
 gpu-grid:  ## the paper's grid beside cuDNN
-	@$(GPU_RUN) grid --seconds $(GPU_SECONDS) $(GPU_OPTIONS)
+	@$(GPU_RUN) grid $(GPU_RUN_ENDS)
 
 gpu-graphs:  ## captured steps, tested and timed
-	@$(GPU_RUN) graphs --seconds $(GPU_SECONDS) $(GPU_OPTIONS)
+	@$(GPU_RUN) graphs $(GPU_RUN_ENDS)
 
 clean:  ## remove everything that can be made again
 	rm -rf $(VENV) build dist site .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

@@ -11,6 +11,9 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable
 from importlib import resources
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +22,8 @@ from cuda_on_cpu.loader import NotingLoader
 from device.kernel_arguments import KERNELS, Maker
 from sass.nvrtc import kept_usage, log_of, usage, usage_key, usage_of
 from sass.sources import SOURCES, kernels_of
-from sparsebp.kernels.device import DeviceKernels
-from sparsebp.kernels.device.launch import Defines
+from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
+from sparsebp.kernels.device.launch import MACHINE_CODE, Defines, machine_code, source
 
 ARCHITECTURE = "sm_90"
 OTHERS = ("sm_80", "sm_100")
@@ -112,3 +115,26 @@ def test_launchers_ask_for_the_listed_sets_of_defines() -> None:
     for file, sets in asked.items():
         listed = {frozenset(defines) for defines in SOURCES[file]}
         assert sets <= listed, f"{file}: the launchers ask for {sets - listed}, SOURCES lists {listed}"
+
+
+def test_machine_code_is_taken_from_a_folder_and_what_it_lacks_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loaded(**options: Any) -> dict[str, Any]:
+        return options
+
+    device = SimpleNamespace(compute_capability="90")
+    cuda = SimpleNamespace(Device=lambda: device, runtime=SimpleNamespace(getDevice=lambda: 0))
+    cupy: Any = SimpleNamespace(RawModule=loaded, cuda=cuda)
+    single, double = {"REAL": "float"}, {"REAL": "double"}
+    path = tmp_path / machine_code("dense.cu", single, "90")
+    path.write_bytes(b"code")
+    monkeypatch.setenv(MACHINE_CODE, str(tmp_path))
+    assert RawModuleLoader(cupy).get("dense.cu", single) == {"path": str(path), "backend": "nvrtc"}
+    assert RawModuleLoader(cupy).get("dense.cu", double)["code"] == source("dense.cu")
+    name = machine_code("dense.cu", double, "90")
+    assert (tmp_path / "missing.txt").read_text() == f"{name} dense.cu -std=c++17 -DREAL=double\n"
+    device.compute_capability = "80"  # no kernel of one architecture runs on the other
+    assert "code" in RawModuleLoader(cupy).get("dense.cu", single)
+    monkeypatch.delenv(MACHINE_CODE)
+    assert "code" in RawModuleLoader(cupy).get("dense.cu", single)

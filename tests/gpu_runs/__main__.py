@@ -1,4 +1,4 @@
-"""``python3 tests/gpu_runs first|check|numbers|grid|graphs|prepare``."""
+"""``python3 tests/gpu_runs first-1|first-2|check|peers|numbers|grid|graphs|prepare``."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[0:1] = [str(TESTS), str(TESTS.parent)]  # in the place of this folder
 
-from gpu_runs import carried, runs  # noqa: E402
-from gpu_runs.first import First  # noqa: E402
+from gpu_runs import carried, digest, runs  # noqa: E402
 from gpu_runs.stages import Session  # noqa: E402
 
 
 def main() -> int:
     """Do a run; return its exit status: 0 if all that could be run has passed."""
     parser = argparse.ArgumentParser(prog="python3 tests/gpu_runs", description=runs.__doc__)
-    parser.add_argument("run", choices=["first", *runs.RUNS, "prepare"])
-    parser.add_argument("--seconds", type=_seconds, default=530.0, help="in which the run is to be done")
-    parser.add_argument("--budget", type=_seconds, default=1610.0, help="in which all calls of `first` are to be done")
+    parser.add_argument("run", choices=[*runs.RUNS, "prepare"])
+    parser.add_argument("--seconds", type=_seconds, default=330.0, help="in which the run is to be done")
     parser.add_argument("--out", type=Path, help="folder for all results; by default runs/gpu, and unless $OUT is set "
                         "docs/benchmarks for those of benchmarks. $OUT gets one archive of all results")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="small sizes and few tests: is all of it there?")
@@ -35,24 +33,14 @@ def main() -> int:
     benchmarks = out if options.out or back else Path("docs/benchmarks")
     archive = Path(back).absolute() / f"gpu-{options.run}.tar.gz" if back else None
     try:
-        if options.run == "first":
-            session = First(out, options.seconds, options.budget, archive)
-        else:
-            session = Session(options.run, out, options.seconds, archive)
+        session = Session(options.run, out, options.seconds, archive)
     except OSError as error:
         print(f"Results cannot be written to {out}: {error}", file=sys.stderr)
         return 1
     with contextlib.suppress(ValueError, OSError):  # a stage that is ended leaves a trace, and no memory's image
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    known = runs.every(session.out, benchmarks, options.quick)
-    if isinstance(session, First):
-        stages = session.stages(known)
-        if isinstance(stages, str):
-            session.say(stages)
-            return 0 if session.is_done else 1
-    else:
-        stages = [known[name] for name in runs.RUNS[options.run]]
-    return session.run(stages)
+    stages = runs.stages_of(options.run, session.out, benchmarks.absolute(), options.quick)
+    return session.run(stages, lambda: digest.of(session.out, benchmarks))
 
 
 def _seconds(text: str) -> float:

@@ -1,9 +1,8 @@
-"""What travels to a GPU machine in ``.cache/``, what runs keep there in ``runs/cache/``, and what they bring back.
+"""What travels to a GPU machine in ``.cache/gpu``, what runs keep there in ``runs/cache``, and what they bring back.
 
-``.cache/`` is only read: whoever carries it replaces the whole folder with every call. It has an archive of CuPy's
-machine code, as ``check`` leaves it; the wheel of compute-sanitizer; results of the host's kernels, for a machine on
-which Numba does not work; and ``gpu-first.tar.gz``, to go on with the first run on another machine. Machine code that
-is compiled there stays in ``runs/cache/``, which nobody carries.
+``.cache/gpu`` is only read: whoever carries it replaces the whole folder with every call. It has machine code of all
+kernels, so that nothing is compiled there, and results of the host's kernels, so that Numba compiles nothing before
+kernels are compared.
 """
 
 from __future__ import annotations
@@ -18,14 +17,19 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from sparsebp.kernels.device.launch import MACHINE_CODE
+
 ROOT = Path(__file__).resolve().parents[2]
-CACHE = ROOT / ".cache"
+CACHE = ROOT / ".cache" / "gpu"
 KEPT = ROOT / "runs" / "cache"
-ARCHIVE = "cupy-cache.tar.gz"
+ARCHIVE = "machine-code.tar.gz"
 REFERENCES = CACHE / "references.npz"
-MOST_ARCHIVED = 16 << 20
+MOST_ARCHIVED = 15 << 20
 """Bytes of an archive that is worth its way."""
-_SANITIZER = "nvidia_cuda_sanitizer_api-*.whl"
+CAPABILITY = "90"
+"""Of an H100 and an H200."""
+NVRTC = "13.0.88"
+"""The version of NVRTC whose machine code every driver of CUDA 13 loads."""
 
 
 def kept() -> Path:
@@ -45,14 +49,15 @@ def environment() -> dict[str, str]:
     caches = kept()
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
     return os.environ | {
-        "CUPY_CACHE_DIR": str(caches / "cupy"), "NUMBA_CACHE_DIR": str(caches / "numba"), "PYTHONPATH": path,
-        "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1",
+        "CUPY_CACHE_DIR": str(caches / "cupy"), "NUMBA_CACHE_DIR": str(caches / "numba"),
+        MACHINE_CODE: str(caches / "machine-code"), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     }  # fmt: skip
 
 
-def unpack(archive: Path | None = None) -> str:
-    """Take CuPy's machine code from an archive, by default one that was carried here; say how much, and what failed."""
-    folder, archive, wrong = kept() / "cupy", archive or CACHE / ARCHIVE, ""
+def unpack() -> str:
+    """Take the machine code that was carried here out of its archive; say how much, and what failed."""
+    folder, archive, wrong = kept() / "machine-code", CACHE / ARCHIVE, ""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         if archive.exists():
@@ -60,30 +65,22 @@ def unpack(archive: Path | None = None) -> str:
                 packed.extractall(folder, filter="data")
     except Exception as error:  # then it is compiled anew
         wrong = f"; {archive.name} cannot be unpacked: {type(error).__name__}: {error}"
-    return f"{len([*folder.iterdir()])} modules of an earlier run{wrong}"
+    return f"machine code of {len([*folder.glob('*.cubin')])} sets of defines{wrong}"
 
 
-def pack(out: Path) -> str:
-    """Leave CuPy's machine code as an archive in `out`, and say so; or say why not."""
-    folder, archive = kept() / "cupy", out / ARCHIVE
-    files = sorted(folder.glob("*.cubin")) if folder.exists() else []
-    with tarfile.open(archive, "w:gz") as packed:
-        for file in files:
-            packed.add(file, file.name)
-    size = archive.stat().st_size
-    if not files or size > MOST_ARCHIVED:
-        archive.unlink()
-        return f"no archive of {len(files)} modules" + (f": {size} bytes are too many" if files else "")
-    return f"{archive.name}: {len(files)} modules, {size} bytes; put it into .cache/ for the next run"
+def missing() -> list[str]:
+    """Return the sources with their options that launches asked for and the machine code lacks, each once."""
+    path = kept() / "machine-code" / "missing.txt"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return sorted({line.partition(" ")[2] for line in lines})
 
 
 def parcel(folder: Path, archive: Path) -> str:
     """Pack all results of a folder into one archive of at most `MOST_ARCHIVED` bytes, and say so.
 
-    What makes it too large is left out, the largest file first, but for the machine code, which goes before all.
+    What makes it too large is left out, the largest file first.
     """
     files = sorted((file for file in folder.iterdir() if file.is_file()), key=lambda file: file.stat().st_size)
-    files.sort(key=lambda file: file.name == ARCHIVE)
     left: list[str] = []
     archive.parent.mkdir(parents=True, exist_ok=True)
     half = archive.with_suffix(f".{os.getpid()}")
@@ -99,58 +96,49 @@ def parcel(folder: Path, archive: Path) -> str:
 
 
 def sanitizer() -> Path | None:
-    """Return compute-sanitizer: on the path, of the CUDA toolkit, or from the wheel that was carried here; if any."""
-    place = kept()
+    """Return compute-sanitizer, on the path or of the CUDA toolkit, if any."""
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    folders = [Path(home) / "bin" for home in homes if home] + [place / "compute-sanitizer"]
-    found = shutil.which("compute-sanitizer", path=os.pathsep.join([os.environ.get("PATH", ""), *map(str, folders)]))
-    if found:
-        return Path(found)
-    wheels = sorted(CACHE.glob(_SANITIZER))
-    if not wheels:
-        return None
-    try:
-        with tempfile.TemporaryDirectory(dir=place) as half:
-            _take_out(wheels[-1], Path(half) / "whole")
-            (Path(half) / "whole").rename(place / "compute-sanitizer")
-    except Exception as error:  # the run goes on without it
-        print(f"{wheels[-1].name} cannot be unpacked: {type(error).__name__}: {error}", flush=True)
-    tool = place / "compute-sanitizer" / "compute-sanitizer"
-    return tool if tool.exists() else None
-
-
-def _take_out(path: Path, folder: Path) -> None:
-    """Unpack compute-sanitizer from its wheel."""
-    with zipfile.ZipFile(path) as wheel:
-        for item in wheel.infolist():
-            _, inside, name = item.filename.partition("/compute-sanitizer/")
-            if inside and name and not name.startswith(("docs/", "include/")):
-                target = folder / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(wheel.read(item))
-                target.chmod(0o755)
+    folders = [str(Path(home) / "bin") for home in homes if home]
+    found = shutil.which("compute-sanitizer", path=os.pathsep.join([os.environ.get("PATH", ""), *folders]))
+    return Path(found) if found else None
 
 
 def prepare() -> int:
-    """Put into ``.cache/`` what a machine without network may lack; return the exit status."""
-    CACHE.mkdir(exist_ok=True)
-    failed = 0
-    if not [*CACHE.glob(_SANITIZER)]:
-        fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(CACHE)]
-        failed = subprocess.run([*fetch, "nvidia-cuda-sanitizer-api>=13"], check=False).returncode
-    kept = environment() | {"NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", "")}  # this machine's own is warm
-    subprocess.run([sys.executable, "-m", "gpu_runs.references"], env=kept, cwd=ROOT, check=True)
+    """Make all that travels; return the exit status."""
+    from gpu_runs.machine_code import compile_for, sets
+
+    CACHE.mkdir(parents=True, exist_ok=True)
+    folder, failed = kept() / "machine-code", 0
+    wanted = sets()
+    for line in compile_for(CAPABILITY, folder, _compiler(), wanted):
+        failed += ": error: " in line
+        print(line, flush=True)
+    with tarfile.open(CACHE / ARCHIVE, "w:gz") as packed:
+        for path in sorted(folder.glob("*.cubin")):
+            packed.add(path, path.name)
+    there = environment() | {"NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", "")}  # this machine's own is warm
+    subprocess.run([sys.executable, "-m", "gpu_runs.references"], env=there, cwd=ROOT, check=True)
     for path in sorted(CACHE.iterdir()):
-        if path.is_file():
-            print(f"{path.relative_to(ROOT)}: {path.stat().st_size} bytes")
-    return failed
+        print(f"{path.relative_to(ROOT)}: {path.stat().st_size} bytes")
+    print(f"{len(wanted) - failed} of {len(wanted)} sets of defines are compiled")
+    return int(failed > 0)
+
+
+def _compiler() -> Path:
+    """Return the library of the NVRTC that machine code is made with, fetched the first time."""
+    folder = kept() / f"nvrtc-{NVRTC}"
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=kept()) as half:
+            fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", half]
+            subprocess.run([*fetch, f"nvidia-cuda-nvrtc=={NVRTC}"], check=True)
+            (wheel,) = Path(half).glob("*.whl")
+            with zipfile.ZipFile(wheel) as packed:
+                packed.extractall(Path(half) / "whole")
+            (Path(half) / "whole").rename(folder)
+    return next(folder.glob("nvidia/*/lib/libnvrtc.so.*"))
 
 
 def sources() -> str:
     """Return a digest of what results of the host's kernels depend on."""
     files = [*sorted((ROOT / "sparsebp" / "kernels").rglob("*.py")), ROOT / "tests/device/kernel_arguments.py"]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:20]
-
-
-if __name__ == "__main__":
-    print(pack(Path(sys.argv[1])))

@@ -1,7 +1,7 @@
 """Calls every kernel once in every variant of a launch, on the GPU, and compares what it has written.
 
 ``python -m gpu_runs.launches --out FOLDER --seconds 60``. With ``--bare``, for compute-sanitizer: one small call a
-kernel, in this process, with CuPy's pool off, and with line numbers in the machine code.
+kernel, in this process, with CuPy's pool off.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.harness import Row, Run
 from benchmarks.processes import measure_apart
-from gpu_runs.cases import Case, differences, every, line_numbers, run
+from gpu_runs.cases import Case, differences, every, run
 from gpu_runs.references import Wanted
 from sparsebp import kernels
 from sparsebp.core import backend
@@ -87,8 +87,7 @@ def bare(cases: list[Case]) -> int:
     device, failed = kernels.get(cupy), 0
     for case in cases:
         try:
-            with line_numbers():
-                run(device, case, cupy.asarray)
+            run(device, case, cupy.asarray)
             cupy.cuda.Device().synchronize()
             print(f"{case.key}: launched", flush=True)
         except Exception as error:

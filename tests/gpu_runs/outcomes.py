@@ -37,12 +37,14 @@ class Outcomes:
         known = report.nodeid in self._bad
         if known or (report.passed and report.when != "teardown") or (report.skipped and known):
             return
-        row = {
+        row: dict[str, Any] = {
             "test": report.nodeid,
             "outcome": report.outcome,
             "when": report.when,
             "seconds": round(report.duration, 3),
         }
+        if report.user_properties:
+            row["measured"] = dict(report.user_properties)
         if not report.passed:
             self._bad.add(report.nodeid)
             row["why"] = _why(report.longrepr)

@@ -1,4 +1,4 @@
-"""All stages, how much of a run's time each is sure to have, and the four runs that have them."""
+"""All stages, how much of a run's time each is sure to have, and the runs that have them."""
 
 from __future__ import annotations
 
@@ -9,65 +9,89 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness, load
-from gpu_runs.carried import ARCHIVE, ROOT, sanitizer
+from gpu_runs.carried import sanitizer
 from gpu_runs.stages import Stage
 
-WORKERS = 6
-FINISH = 15.0
+WORKERS = 12
+FINISH = 8.0
 """Seconds that a benchmark has for its picture, after its rows."""
-LISTED = 15
+LISTED = 12
 """Lines of failures in the summary of a stage."""
+END_TO_END = "tests/device/test_end_to_end.py"
 GRAPH_TESTS = ("tests/train/test_graphs.py", "tests/core/test_graph_recorder.py")
 QUICK_TESTS = (
     "tests/kernels/test_csr.py::test_batches_that_differ_are_refused",
     "tests/kernels/test_values.py::test_wrong_arguments_are_refused",
 )
 """Two in files that do not import PyTorch."""
+TRAINED = ("bitstream", "--seq-len", "1000", "--samples", "2000", "--epochs", "2", "--compare", "--device", "cuda")
+"""What the command line trains."""
+
+RUNS: dict[str, dict[str, float]] = {
+    "first-1": {
+        "versions": 20, "host kernels": 0, "launches": 70, "end to end": 0, "memcheck": 0, "tests": 150,
+        "gpu-peers": 60,
+    },
+    "first-2": {"versions": 10, "gpu-peers": 105, "gpu-grid": 80, "gpu-numbers": 75, "training": 30, "ncu": 25},
+    "check": {
+        "versions": 20, "host kernels": 0, "launches": 70, "end to end": 0, "memcheck": 0, "tests": 170,
+        "racecheck": 60,
+    },
+    "peers": {"versions": 10, "gpu-peers": 300},
+    "numbers": {"versions": 10, "gpu-numbers": 300, "ncu": 40},
+    "grid": {"versions": 10, "gpu-grid": 300},
+    "graphs": {"versions": 10, "graph tests": 100, "gpu-graphs": 250},
+}  # fmt: skip
+"""The stages of each run with their seconds. The first run on a GPU is `first-1`, is all of it right, and `first-2`,
+how fast is it; the others are parts of them. A stage beside others has no seconds of its own."""
+
+
+def stages_of(run: str, out: Path, benchmarks: Path, quick: bool) -> list[Stage]:
+    """Return the stages of a run."""
+    known = every(out, benchmarks, quick)
+    return [replace(known[name], share=share) for name, share in RUNS[run].items()]
 
 
 def every(out: Path, benchmarks: Path, quick: bool) -> dict[str, Stage]:
     """Return all stages by name; results of benchmarks go to their folder, all others to `out`."""
     small = ["--quick"] if quick else []
-    chosen, workers = (QUICK_TESTS, 1) if quick else (("tests",), WORKERS)
-    of_graphs = QUICK_TESTS if quick else [path for path in GRAPH_TESTS if (ROOT / path).exists()]
+    chosen, workers = (QUICK_TESTS, 1) if quick else (("tests", f"--ignore={END_TO_END}"), WORKERS)
+    whole = QUICK_TESTS if quick else (END_TO_END,)
+    of_graphs = QUICK_TESTS if quick else GRAPH_TESTS
 
     def module(name: str, *options: str) -> Callable[[float], list[str]]:
         return lambda limit: _module(name, *options, "--seconds", f"{max(limit - 5, 1):.0f}", *small)
 
-    def measuring(name: str, share: float) -> Stage:
-        return Stage(name, share, bench(name, benchmarks, quick), measured(name, benchmarks))
+    def measuring(name: str) -> Stage:
+        return Stage(name, 0, bench(name, benchmarks, quick), measured(name, benchmarks), alone=True)
+
+    def testing(name: str, file: str, paths: Sequence[str], workers: int, beside: bool = False) -> Stage:
+        return Stage(name, 0, lambda limit: tests(out, file, paths, workers), tested(out, file), beside=beside,
+                     leaves=(f"{file}-tests.jsonl",))  # fmt: skip
 
     stages = [
-        Stage("versions", 40, lambda limit: _module("versions", *small), needed=True),
-        Stage("compile", 80, module("compile_all"), _told),
-        Stage("launches", 50, module("launches", "--out", str(out)), _told, leaves=("check-launches.jsonl",)),
-        Stage("tests", 220, lambda limit: tests(out, "check", chosen, workers), tested(out, "check"),
-              leaves=_leaves("check")),
-        Stage("cache", 5, lambda limit: _module("carried", str(out)), leaves=(ARCHIVE,)),
-        Stage("memcheck", 60, _sanitized("memcheck", out, small), _errors, leaves=("check-memcheck.txt",)),
-        Stage("racecheck", 60, _sanitized("racecheck", out, small), _errors, leaves=("check-racecheck.txt",)),
-        measuring("gpu-numbers", 420),
-        Stage("ncu", 50, lambda limit: profiled(out, small), lambda lines: _profiles(out), optional=True,
+        Stage("versions", 0, lambda limit: _module("versions", *small), needed=True),
+        Stage("host kernels", 0, module("host_kernels"), _told, beside=True, optional=True),
+        Stage("launches", 0, module("launches", "--out", str(out)), _told, leaves=("check-launches.jsonl",)),
+        testing("end to end", "end-to-end", whole, 0, beside=True),
+        Stage("memcheck", 0, _sanitized("memcheck", out, small), _errors, leaves=("check-memcheck.txt",), beside=True),
+        testing("tests", "check", chosen, workers),
+        Stage("racecheck", 0, _sanitized("racecheck", out, small), _errors, leaves=("check-racecheck.txt",)),
+        measuring("gpu-peers"),
+        measuring("gpu-grid"),
+        measuring("gpu-numbers"),
+        Stage("training", 0, lambda limit: trained(out, quick), optional=True, alone=True),
+        Stage("ncu", 0, lambda limit: profiled(out, small), lambda lines: _profiles(out), optional=True, alone=True,
               leaves=("numbers-ncu.txt", "numbers-ncu.ncu-rep")),
-        measuring("gpu-grid", 450),
-        Stage("graph tests", 150, lambda limit: tests(out, "graphs", of_graphs, 0), tested(out, "graphs"),
-              leaves=_leaves("graphs")),
-        measuring("gpu-graphs", 300),
+        testing("graph tests", "graphs", of_graphs, 0),
+        measuring("gpu-graphs"),
     ]  # fmt: skip
     return {stage.name: stage for stage in stages}
-
-
-RUNS = {
-    "check": ("versions", "compile", "launches", "tests", "cache", "memcheck", "racecheck"),
-    "numbers": ("versions", "gpu-numbers", "ncu"),
-    "grid": ("versions", "gpu-grid"),
-    "graphs": ("versions", "graph tests", "gpu-graphs"),
-}
-"""The stages of each run: is all of it right; single kernels; the paper's grid beside cuDNN; captured steps."""
 
 
 # ---- stages --------------------------------------------------------------------------------------------------------
@@ -105,10 +129,11 @@ def tests(out: Path, name: str, paths: Sequence[str], workers: int) -> list[str]
     """Return the command of the gpu tests; a line each, so that a log shows how far they came."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider"]
     command += ["-o", "faulthandler_timeout=60", "--continue-on-collection-errors"]
+    command += ["--timeout=90", "--timeout-method=thread"] if importlib.util.find_spec("pytest_timeout") else []
     command += ["-p", "gpu_runs.outcomes", "--outcomes", str(out / f"{name}-tests.jsonl")]
     if workers and importlib.util.find_spec("xdist"):
         command += ["-n", str(workers), "--dist", "worksteal"]
-    return [*command, f"--junitxml={out / f'{name}-tests.xml'}", *paths]
+    return [*command, *paths]
 
 
 def tested(out: Path, name: str) -> Callable[[Sequence[str]], list[str]]:
@@ -127,10 +152,6 @@ def tested(out: Path, name: str) -> Callable[[Sequence[str]], list[str]]:
     return said
 
 
-def _leaves(name: str) -> tuple[str, ...]:
-    return f"{name}-tests.jsonl", f"{name}-tests.xml"
-
-
 def rows_of(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file that has one a line; half a line, of a process that was killed, is none."""
     rows = []
@@ -144,7 +165,7 @@ def _sanitized(tool: str, out: Path, small: Sequence[str]) -> Callable[[float], 
     def command(limit: float) -> list[str] | str:
         program = sanitizer()
         if program is None:
-            return "compute-sanitizer is not here; `python3 tests/gpu_runs prepare` puts it into .cache/"
+            return "compute-sanitizer is not here"
         options = ["--tool", tool, "--target-processes", "all", "--error-exitcode", "9", "--print-limit", "50"]
         log = str(out / f"check-{tool}.txt")
         return [str(program), *options, "--log-file", log, *_module("launches", "--bare", "--out", str(out), *small)]
@@ -167,6 +188,12 @@ def profiled(out: Path, small: Sequence[str]) -> list[str] | str:
     return [program, "--clock-control", "none", "--cache-control", "none", "-o", str(out / "numbers-ncu.ncu-rep"),
             "--kernel-name", "regex:rnn_|gru_|lstm_|scan_", *sections, sys.executable, "-m",
             "gpu_runs.one_backward", *small]  # fmt: skip
+
+
+def trained(out: Path, quick: bool) -> list[str]:
+    """Return the command that trains a network on the device, and compares scans with back-propagation."""
+    small = ["--samples", "8", "--seq-len", "5", "--epochs", "1"] if quick else []
+    return [sys.executable, "-m", "sparsebp", "train", *TRAINED, *small, "--out", str(out / "trained"), "--overwrite"]
 
 
 def _profiles(out: Path) -> list[str]:

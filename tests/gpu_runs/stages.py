@@ -1,4 +1,4 @@
-"""Stages of a run: processes under a time limit, whose output goes on, into a log, and into a summary."""
+"""Stages of a run: processes under a time limit, one after another or side by side, and a summary of one screen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -21,12 +20,12 @@ from gpu_runs.carried import ROOT, environment
 from gpu_runs.carried import parcel as pack_all
 from sparsebp.core.files import write_atomically
 
-GRACE = 15.0
+GRACE = 10.0
 """Seconds between the interrupt, after which a stage prints what it has done, and its end."""
 LAST = 1.0
 """Seconds after those, in which it prints where it hangs."""
-MOST_LOGGED = 12 << 20
-"""Bytes of output that are kept in the log."""
+MOST_LOGGED = 4 << 20
+"""Bytes of a stage's output that are kept in its log."""
 TAIL = 400
 """Lines of output that a stage's summary may look at."""
 
@@ -49,7 +48,7 @@ class Stage:
     Attributes
     ----------
     name
-        As the summary has it.
+        As the summary has it; its output goes to ``<name>.log``.
     share
         Of the run's time, in any unit, that it is sure to have; what earlier stages leave comes on top.
     command
@@ -62,6 +61,10 @@ class Stage:
         Whether all may be well without it.
     leaves
         Names of its files, which are removed before it begins: what an earlier run has left is no result of it.
+    beside
+        Whether the next stages go on beside it, until one comes that is to be alone; it has no share of its own.
+    alone
+        Whether those beside it end before it begins, as it measures.
     """
 
     name: str
@@ -71,6 +74,8 @@ class Stage:
     needed: bool = False
     optional: bool = False
     leaves: tuple[str, ...] = ()
+    beside: bool = False
+    alone: bool = False
 
 
 class Session:
@@ -79,7 +84,8 @@ class Session:
     Parameters
     ----------
     name
-        Of the run; its files are ``summary-<name>.json``, ``log-<name>.txt`` and what stages write.
+        Of the run; its files are ``summary-<name>.json``, ``summary-<name>.txt``, a log for every stage and what
+        stages write.
     out
         Their folder.
     seconds
@@ -94,13 +100,9 @@ class Session:
         self.begin = time.monotonic()
         self.outcomes: list[Outcome] = []
         self.parcel = parcel
-        self._log = (self.out / f"log-{name}.txt").open("wb")
-        self._logged = 0
         self._stages: Sequence[Stage] = ()
+        self._beside: list[tuple[threading.Thread, Outcome]] = []
         self._interrupts = 0
-
-    def before(self) -> None:
-        """Called before every stage, and with all outcomes at the end."""
 
     @property
     def elapsed(self) -> float:
@@ -108,15 +110,17 @@ class Session:
         return time.monotonic() - self.begin
 
     def say(self, line: str = "") -> None:
-        """Print a line at once, into the log too."""
-        self._keep(line.encode() + b"\n")
+        """Print a line at once, and keep it."""
+        with (self.out / f"summary-{self.name}.txt").open("a", encoding="utf-8") as kept:
+            kept.write(line + "\n")
         print(line, flush=True)
 
-    def run(self, stages: Sequence[Stage]) -> int:
-        """Run the stages in turn, print the summary last; return the exit status."""
+    def run(self, stages: Sequence[Stage], digest: Callable[[], list[str]] = list) -> int:
+        """Run the stages, print the summary last, and the lines of `digest` before it; return the exit status."""
+        (self.out / f"summary-{self.name}.txt").unlink(missing_ok=True)
         before = {kind: signal.signal(kind, self._interrupt) for kind in (signal.SIGINT, signal.SIGTERM)}
         try:  # nothing is raised by a signal, so that none comes at a wrong time; stages begin with the default
-            return self._all(stages)
+            return self._all(stages, digest)
         finally:
             for kind, handler in before.items():
                 signal.signal(kind, handler)
@@ -124,31 +128,47 @@ class Session:
     def _interrupt(self, number: int, frame: Any) -> None:
         self._interrupts += 1
 
-    def _all(self, stages: Sequence[Stage]) -> int:
+    def _all(self, stages: Sequence[Stage], digest: Callable[[], list[str]]) -> int:
         self.say(f"{self.name}: commit {commit()}, {len(stages)} stages in {self.seconds:.0f} s, into {self.out}")
         self._stages = stages
-        left, unit = list(stages), (self.seconds - GRACE - LAST) / sum(stage.share for stage in stages)
+        left = list(stages)
+        unit = (self.seconds - GRACE - LAST) / sum(stage.share for stage in stages if not stage.beside)
         while left:
             stage = left.pop(0)
-            self.before()
-            limit = self.seconds - GRACE - LAST - self.elapsed - unit * sum(each.share for each in left)
-            outcome = self._run(stage, limit)
+            if stage.alone:
+                self._wait()
+            later = left[next((n for n, each in enumerate(left) if each.alone), len(left)) :] if stage.beside else left
+            kept = unit * sum(each.share for each in later if not each.beside)
+            outcome = Outcome(stage.name, "left out", said=["no time was left"])
             self.outcomes.append(outcome)
+            limit = self.seconds - GRACE - LAST - self.elapsed - kept
+            if limit < 1:
+                continue
+            if stage.beside:
+                thread = threading.Thread(target=self._run, args=(stage, limit, outcome), daemon=True)
+                self._beside.append((thread, outcome))
+                thread.start()
+                continue
+            self._run(stage, limit, outcome)
             if self._interrupts or (stage.needed and outcome.outcome == "failed"):
                 why = "the run was interrupted" if self._interrupts else f"{stage.name} failed"
                 self.outcomes += [Outcome(each.name, "left out", said=[why]) for each in left]
                 left = []
-            self.before()
             self._save(complete=not left and not self._interrupts)
-        status = self._summary()
+        self._wait()
+        self._save(complete=not self._interrupts)
+        status = self._summary(digest)
         return 130 if self._interrupts else status
+
+    def _wait(self) -> None:
+        """Wait until no stage is beside the next one."""
+        while self._beside:
+            self._beside.pop()[0].join()
 
     # ---- one stage ---------------------------------------------------------------------------------------------------
 
-    def _run(self, stage: Stage, limit: float) -> Outcome:
-        if limit < 1:
-            return Outcome(stage.name, "left out", said=["no time was left"])
-        outcome, begin = Outcome(stage.name, "failed"), time.monotonic()
+    def _run(self, stage: Stage, limit: float, outcome: Outcome) -> None:
+        outcome.outcome, outcome.said, begin = "failed", [], time.monotonic()
         try:
             self._do(stage, limit, outcome)
         except Exception as error:  # the next one comes all the same
@@ -156,7 +176,6 @@ class Session:
             outcome.said = [f"{type(error).__name__}: {error}"]
             self.say(f"== [{self.elapsed:4.0f} s] {stage.name}: {outcome.said[0]}")
         outcome.seconds = round(time.monotonic() - begin, 1)
-        return outcome
 
     def _do(self, stage: Stage, limit: float, outcome: Outcome) -> None:
         for name in stage.leaves:
@@ -166,14 +185,14 @@ class Session:
             self.say(f"== [{self.elapsed:4.0f} s] {stage.name}: not run: {command}")
             outcome.outcome, outcome.said = "not run", [command]
             return
-        self.say(f"== [{self.elapsed:4.0f} s] {stage.name}, at most {limit:.0f} s: {' '.join(command)}")
+        self.say(f"== [{self.elapsed:4.0f} s] {stage.name}, at most {limit:.0f} s")
         begin, lines = time.monotonic(), deque[str](maxlen=TAIL)
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(), cwd=ROOT,
             start_new_session=True,
         )  # fmt: skip
         assert process.stdout is not None
-        reader = threading.Thread(target=self._pass_on, args=(process.stdout, lines), daemon=True)
+        reader = threading.Thread(target=self._keep, args=(stage.name, process.stdout, lines), daemon=True)
         reader.start()
         stopped = not self._ends(process, limit, 0)
         if stopped:
@@ -204,17 +223,14 @@ class Session:
                 os.killpg(process.pid, signal.SIGABRT)  # with all it has started: Python prints where each of them is
             time.sleep(LAST)
 
-    def _pass_on(self, stream: IO[bytes], lines: deque[str]) -> None:
-        for line in stream:
-            lines.append(line.decode(errors="replace").rstrip())
-            self._keep(line)  # first, so that the log has all that was seen
-            sys.stdout.write(lines[-1] + "\n")
-            sys.stdout.flush()
-
-    def _keep(self, line: bytes) -> None:
-        if self._logged < MOST_LOGGED:
-            self._logged += self._log.write(line)
-            self._log.flush()
+    def _keep(self, name: str, stream: IO[bytes], lines: deque[str]) -> None:
+        logged = 0
+        with (self.out / f"{name.replace(' ', '-')}.log").open("wb") as log:
+            for line in stream:
+                lines.append(line.decode(errors="replace").rstrip())
+                if logged < MOST_LOGGED:
+                    logged += log.write(line)
+                    log.flush()
 
     # ---- what is left ------------------------------------------------------------------------------------------------
 
@@ -226,20 +242,21 @@ class Session:
         if self.parcel is not None:
             pack_all(self.out, self.parcel)
 
-    def _summary(self) -> int:
+    def _summary(self, digest: Callable[[], list[str]]) -> int:
         self.say(f"\n==== {self.name}, commit {commit()}: {self.elapsed:.0f} of {self.seconds:.0f} s")
         for outcome in self.outcomes:
             self.say(f"{outcome.outcome.upper():9} {outcome.stage} ({outcome.seconds:.0f} s)")
             for line in outcome.said:
-                self.say(f"          {line[:200]}")
-        self.say(f"Files in {self.out}: {', '.join(sorted(path.name for path in self.out.iterdir()))}")
+                self.say(f"          {line[:240]}")
+        for line in digest():
+            self.say(line[:240])
         optional = {stage.name for stage in self._stages if stage.optional}
         bad = [
             each.stage
             for each in self.outcomes
             if each.outcome not in ("passed", "not run") and each.stage not in optional
         ]
-        if self.parcel is not None:  # again: the log has the summary now
-            self.say(f"Packed into {pack_all(self.out, self.parcel)}")
         self.say(f"NOT WELL: {', '.join(bad)}" if bad else "ALL WELL")
+        if self.parcel is not None:  # again, with the summary
+            print(pack_all(self.out, self.parcel), flush=True)
         return 1 if bad else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,14 +12,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
-from gpu_runs import carried, runs
-from gpu_runs.compile_all import Processes
-from gpu_runs.first import First
+from gpu_runs import carried, digest, runs
 from gpu_runs.stages import Session, Stage
+from sparsebp.kernels.device.launch import MACHINE_CODE
 
 ROOT = carried.ROOT
 
@@ -62,9 +59,29 @@ def test_stages_in_turn_and_the_summary_last(tmp_path: Path, capsys: pytest.Capt
         [str(carried.KEPT / "cupy")],
     ]
     printed = capsys.readouterr().out
-    assert printed == (tmp_path / "log-try.txt").read_text(encoding="utf-8")
-    assert printed.index("one\ntwo\n") < printed.index("==== try, commit") < printed.index("NOT RUN   missing")
+    assert printed == (tmp_path / "summary-try.txt").read_text(encoding="utf-8")
+    assert (tmp_path / "first.log").read_text(encoding="utf-8") == "one\ntwo\n"
+    assert "one" not in printed and printed.index("==== try, commit") < printed.index("NOT RUN   missing")
     assert printed.endswith("ALL WELL\n")
+
+
+def test_stages_beside_others_end_before_one_that_is_alone(tmp_path: Path) -> None:
+    def notes(name: str, seconds: float) -> Any:
+        begun = f"import pathlib, time; here = pathlib.Path({str(tmp_path)!r}); (here / '{name}.begun').touch(); "
+        return python(begun + f"time.sleep({seconds}); (here / '{name}.ended').touch()")
+
+    waits = "import pathlib, sys, time; here = pathlib.Path(sys.argv[1])\nwhile not (here / 'slow.begun').exists(): "
+    waits += "time.sleep(0.01)\nassert not (here / 'slow.ended').exists()"
+    ended = "import pathlib, sys; assert (pathlib.Path(sys.argv[1]) / 'slow.ended').exists()"
+    stages = [
+        Stage("slow", 0, notes("slow", 1.5), beside=True),
+        Stage("next", 1, lambda limit: [sys.executable, "-c", waits, str(tmp_path)]),
+        Stage("measures", 1, lambda limit: [sys.executable, "-c", ended, str(tmp_path)], alone=True),
+        Stage("hangs", 0, notes("hangs", 1000), beside=True),
+    ]
+    assert Session("try", tmp_path, 30).run(stages, lambda: ["a digest"]) == 1
+    assert outcomes(tmp_path) == ["passed", "passed", "passed", "stopped"]
+    assert "\na digest\nNOT WELL: hangs\n" in (tmp_path / "summary-try.txt").read_text(encoding="utf-8")
 
 
 def test_a_stage_that_fails_is_not_the_last_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,15 +169,15 @@ def test_the_whole_time_is_kept_and_what_a_stage_leaves_the_next_ones_have(tmp_p
         limits.append(limit)
         return "only noted"
 
-    assert Session("try", tmp_path, 115).run([Stage("a", 10, note), Stage("b", 30, note), Stage("c", 60, note)]) == 0
+    assert Session("try", tmp_path, 111).run([Stage("a", 10, note), Stage("b", 30, note), Stage("c", 60, note)]) == 0
     assert limits == pytest.approx([10, 40, 100], abs=3)
 
 
 PROGRAM = """
 import sys
 from pathlib import Path
-from gpu_runs.compile_all import Processes, sets
 from gpu_runs.stages import Session, Stage
+from sparsebp.kernels.device.launch import MACHINE_CODE
 stages = [Stage("first", 1, lambda limit: [sys.executable, "-c", "print('done')"]),
           Stage("second", 9, lambda limit: [sys.executable, "-c", "import time; print('begun'); time.sleep(1000)"]),
           Stage("third", 1, lambda limit: [sys.executable, "-c", "print(3)"])]
@@ -174,15 +191,13 @@ def test_a_run_that_is_killed_leaves_what_it_has(kind: signal.Signals, tmp_path:
         [sys.executable, "-c", PROGRAM, str(tmp_path)], env=carried.environment(), stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if line == "begun\n":
-            break
+    while not (tmp_path / "second.log").exists() or not (tmp_path / "second.log").read_bytes():
+        time.sleep(0.02)
     process.send_signal(kind)
-    lines += process.stdout.readlines() if kind is not signal.SIGKILL else []
+    lines = process.stdout.readlines() if kind is not signal.SIGKILL else []
     status = process.wait(60)
-    assert "done\n" in lines and "begun\n" in (tmp_path / "log-try.txt").read_text(encoding="utf-8").splitlines(True)
+    assert (tmp_path / "first.log").read_text(encoding="utf-8") == "done\n"
+    assert (tmp_path / "second.log").read_text(encoding="utf-8").startswith("begun\n")
     assert summary(tmp_path)["complete"] is False
     if kind is signal.SIGKILL:
         assert outcomes(tmp_path) == ["passed"]
@@ -218,95 +233,42 @@ def test_an_interrupted_pytest_says_what_it_has_done(workers: int, tmp_path: Pat
     said = runs.tested(tmp_path, "try")([])
     assert said[0] == "1 passed, 1 failed, 0 skipped"
     assert said[1].endswith("test_some.py::test_bad: assert 1 == 2") and len(said) == 2
-    assert ElementTree.parse(tmp_path / "try-tests.xml").find(".//failure") is not None
 
 
-def test_machine_code_travels_as_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carried, "KEPT", tmp_path / "there")
-    out = tmp_path / "out"
-    out.mkdir()
-    assert carried.pack(out) == "no archive of 0 modules" and not [*out.iterdir()]
-    (tmp_path / "there" / "cupy").mkdir(parents=True)
-    (tmp_path / "there" / "cupy" / "abc.cubin").write_bytes(os.urandom(1000))
-    assert carried.pack(out).startswith("cupy-cache.tar.gz: 1 modules")
-    monkeypatch.setattr(carried, "KEPT", tmp_path / "here")
+def test_machine_code_is_unpacked_where_launches_look_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carried, "KEPT", tmp_path / "kept")
     monkeypatch.setattr(carried, "CACHE", tmp_path / "carried")
     carried.CACHE.mkdir()
-    assert carried.unpack() == "0 modules of an earlier run"
-    (tmp_path / "carried" / "cupy-cache.tar.gz").write_bytes((out / "cupy-cache.tar.gz").read_bytes())
-    assert carried.unpack() == "1 modules of an earlier run"
-    shutil.rmtree(carried.CACHE)  # the next call carries another one
-    carried.CACHE.mkdir()
-    assert carried.unpack() == "1 modules of an earlier run"
-    both = [(tmp_path / side / "cupy" / "abc.cubin").read_bytes() for side in ("here", "there")]
-    assert both[0] == both[1]
-    monkeypatch.setattr(carried, "MOST_ARCHIVED", 500)
-    assert "are too many" in carried.pack(out) and not [*out.iterdir()]
+    assert carried.unpack() == "machine code of 0 sets of defines" and carried.missing() == []
+    (tmp_path / "abc-sm_90.cubin").write_bytes(b"code")
+    with tarfile.open(carried.CACHE / carried.ARCHIVE, "w:gz") as packed:
+        packed.add(tmp_path / "abc-sm_90.cubin", "abc-sm_90.cubin")
+    assert carried.unpack() == "machine code of 1 sets of defines"
+    folder = Path(carried.environment()[MACHINE_CODE])
+    assert (folder / "abc-sm_90.cubin").read_bytes() == b"code"
+    (folder / "missing.txt").write_text("0-sm_90.cubin csr.cu -DREAL=float\n" * 2, encoding="utf-8")
+    assert carried.missing() == ["csr.cu -DREAL=float"]
+    (carried.CACHE / carried.ARCHIVE).write_bytes(b"half an archive")
+    assert "cannot be unpacked" in carried.unpack()
 
 
 def test_what_makes_an_archive_too_large_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carried, "MOST_ARCHIVED", 5000)
-    for name, size in (("a.json", 3000), ("b.ncu-rep", 4000), ("cupy-cache.tar.gz", 100)):
+    for name, size in (("a.json", 3000), ("b.ncu-rep", 4000), ("c.log", 100)):
         (tmp_path / name).write_bytes(os.urandom(size))
     archive = tmp_path / "out" / "gpu-try.tar.gz"
-    assert (
-        carried.parcel(tmp_path, archive) == "gpu-try.tar.gz: 1 files, without cupy-cache.tar.gz, b.ncu-rep: too large"
-    )
+    assert carried.parcel(tmp_path, archive) == "gpu-try.tar.gz: 2 files, without b.ncu-rep: too large"
     with tarfile.open(archive) as packed:
-        assert packed.getnames() == ["a.json"]
+        assert packed.getnames() == ["c.log", "a.json"]
 
 
-def first(folder: Path, budget: float, stages: dict[str, Stage]) -> First | str:
-    """Do a call of the first run with these stages."""
-    session = First(folder, 100, budget)
-    found = session.stages(stages)
-    if isinstance(found, str):
-        return found
-    session.run(found)
-    return session
-
-
-def test_a_budget_holds_for_all_calls_and_what_is_done_is_not_done_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[str] = []
-
-    def stage(name: str, code: str = "pass") -> Stage:
-        return Stage(name, 1, lambda limit: (ran.append(name), [sys.executable, "-c", code])[1])
-
-    calls = ({"a": 10, "b": 10}, {"c": 10})
-    monkeypatch.setattr("gpu_runs.first.CALLS", calls)
-    stages = {name: stage(name) for name in ("versions", "a", "b", "c")}
-    interrupts = f"import os, signal, time; os.kill({os.getpid()}, signal.SIGINT); time.sleep(9)"
-    first(tmp_path, 1000, stages | {"b": stage("b", interrupts)})
-    assert ran == ["versions", "a", "b"]
-    first(tmp_path, 1000, stages | {"b": stage("b", "1 / 0")})  # it fails, but it has had its turn
-    assert ran[3:] == ["versions", "b"]
-    state = json.loads((tmp_path / "first.json").read_text(encoding="utf-8"))
-    assert state["calls"] == 2 and state["done"].keys() == {"a", "b"} and 0 < state["spent"] < 100
-    assert {path.name for path in tmp_path.glob("log-*")} == {"log-first-1.txt", "log-first-2.txt"}
-    assert "The budget is spent" in str(first(tmp_path, state["spent"] + 20, stages))
-    session = first(tmp_path, state["spent"] + 70, stages)
-    assert isinstance(session, First) and session.seconds <= 60 and ran[5:] == ["versions", "c"]
-    assert "All 2 calls are done" in str(first(tmp_path, 1000, stages)) and len(ran) == 7
-
-
-def test_the_next_machine_goes_on_with_what_the_archive_brings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_runs.first.CALLS", ({"a": 10}, {"b": 10}))
-    monkeypatch.setattr("gpu_runs.first.CACHE", tmp_path / "carried")
+def test_a_digest_says_what_failed_and_the_worst_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carried, "KEPT", tmp_path / "kept")
-    stages = {name: Stage(name, 1, python("print(1)")) for name in ("versions", "a", "b")}
-    session = First(tmp_path / "here", 100, 1000, tmp_path / "carried" / "gpu-first.tar.gz")
-    session.run(session.stages(stages))  # type: ignore[arg-type]
-    there = first(tmp_path / "there", 1000, stages)
-    assert isinstance(there, First) and [each.stage for each in there.outcomes] == ["versions", "b"]
-
-
-def test_a_process_that_dies_while_compiling_costs_what_it_was_at_alone() -> None:
-    pool = Processes(1)
-    try:
-        died, came = pool.submit(os._exit, 7), pool.submit(max, 1, 2)  # type: ignore[arg-type]
-        assert died.result(60).error == "its process has died" and died.result().what == "7"
-        assert came.result(60) == 2  # type: ignore[comparison-overlap]
-    finally:
-        pool.end()
+    tested = [{"test": "a", "outcome": "passed"}, {"test": "b", "outcome": "failed", "why": "no"}]
+    (tmp_path / "check-tests.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tested) + '{"te')
+    rows = [{"cell": "GRU", "length": n, "step_ratio": {"median": float(n)}, "time": 1.0} for n in range(1, 13)]
+    (tmp_path / "gpu-grid-x.json").write_text(json.dumps({"benchmark": "gpu-grid", "rows": rows}))
+    said = digest.of(tmp_path)
+    assert said[0] == "check-tests: 1 failed, 1 passed"
+    assert said[1] == "the 10 worst of 12 ratios to peers:" and len(said) == 12
+    assert said[2].split() == ["1.000", "gpu-grid", "GRU", "1:", "step"]

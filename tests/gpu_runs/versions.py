@@ -51,7 +51,7 @@ def main(quick: bool = False) -> int:
     tell("python", lambda: sys.version)
     tell("packages", lambda: {name: _version(name) for name in PACKAGES})
     tell("tools", lambda: {name: shutil.which(name) for name in ("nvcc", "ncu", "nvidia-smi", "g++", "git")})
-    tell("carried", lambda: sorted(path.name for path in CACHE.iterdir()))
+    tell("carried", lambda: {path.name: path.stat().st_size for path in CACHE.iterdir()})
     tell("gpu", backend.has_gpu)
     tell("cache", unpack)
     tell("environment", environment)

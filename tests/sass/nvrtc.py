@@ -56,8 +56,8 @@ def disassembler() -> Path | None:
 
 def log_of(file: str, defines: Defines, architecture: str, extra: tuple[str, ...] = ()) -> str:
     """Compile and return what ptxas says of each kernel."""
-    flags = ("--ptxas-options=-v", *extra)
-    return _kept("log", file, defines, architecture, flags, lambda compiled: compiled.log)
+    wordy = ("--ptxas-options=-v", *extra)
+    return _kept("log", file, defines, architecture, wordy, lambda compiled: compiled.log)
 
 
 def listing_of(file: str, defines: Defines, architecture: str, extra: tuple[str, ...] = ()) -> str:
@@ -71,7 +71,7 @@ def listing_of(file: str, defines: Defines, architecture: str, extra: tuple[str,
     return _kept("sass", file, defines, architecture, extra, lambda compiled: _disassemble(compiled.cubin))
 
 
-def _flags(defines: Defines, architecture: str, extra: tuple[str, ...]) -> tuple[str, ...]:
+def flags(defines: Defines, architecture: str, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return all options in CuPy's order."""
     ftz, space = CUPY_OPTIONS
     return (*options(defines), ftz, *extra, f"-arch={architecture}", space)
@@ -80,11 +80,11 @@ def _flags(defines: Defines, architecture: str, extra: tuple[str, ...]) -> tuple
 def _kept(
     kind: str, file: str, defines: Defines, architecture: str, extra: tuple[str, ...], make: Callable[[Compiled], str]
 ) -> str:
-    text, flags = source(file), _flags(defines, architecture, extra)
-    kept = cache_folder() / f"nvrtc-{_key(text, flags)}.{kind}"
+    text, given = source(file), flags(defines, architecture, extra)
+    kept = cache_folder() / f"nvrtc-{_key(text, given)}.{kind}"
     if not cached(kept.name):
         unfinished = kept.with_suffix(f".{os.getpid()}.tmp")
-        unfinished.write_text(make(_compile(text, file, flags)), encoding="utf-8")
+        unfinished.write_text(make(compiled(text, file, given)), encoding="utf-8")
         unfinished.rename(kept)
     return kept.read_text(encoding="utf-8")
 
@@ -93,15 +93,16 @@ def _key(text: str, flags: tuple[str, ...]) -> str:
     return hashlib.sha256(repr((text, flags, version())).encode()).hexdigest()[:20]
 
 
-def _compile(text: str, file: str, flags: tuple[str, ...]) -> Compiled:
+def compiled(text: str, file: str, given: tuple[str, ...]) -> Compiled:
+    """Compile a source with all options, as `flags` gives them; an error is an AssertionError with the log."""
     lib, program, size = library(), ctypes.c_void_p(), ctypes.c_size_t()
     assert lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), file.encode(), 0, None, None) == 0
     try:
-        result = lib.nvrtcCompileProgram(program, len(flags), (ctypes.c_char_p * len(flags))(*map(str.encode, flags)))
+        result = lib.nvrtcCompileProgram(program, len(given), (ctypes.c_char_p * len(given))(*map(str.encode, given)))
         lib.nvrtcGetProgramLogSize(program, ctypes.byref(size))
         log = ctypes.create_string_buffer(size.value)
         lib.nvrtcGetProgramLog(program, log)
-        assert result == 0, f"{file} {' '.join(flags)}\n{log.value.decode()}"
+        assert result == 0, f"{file} {' '.join(given)}\n{log.value.decode()}"
         lib.nvrtcGetCUBINSize(program, ctypes.byref(size))
         cubin = ctypes.create_string_buffer(size.value)
         lib.nvrtcGetCUBIN(program, cubin)
@@ -172,7 +173,7 @@ def kept_usage() -> dict[str, list[list[object]]]:
 
 def usage_key(file: str, defines: Defines, architecture: str) -> str:
     """Return the key of a set of defines in `kept_usage`."""
-    return _key(source(file), _flags(defines, architecture, ("--ptxas-options=-v",)))
+    return _key(source(file), flags(defines, architecture, ("--ptxas-options=-v",)))
 
 
 def usage_of(file: str, defines: Defines, architecture: str) -> list[Usage]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -211,8 +214,21 @@ def options(defines: Defines) -> tuple[str, ...]:
     return (*_OPTIONS, *(f"-D{name}={value}" for name, value in sorted(defines.items())))
 
 
+MACHINE_CODE = "SPARSEBP_MACHINE_CODE"
+"""Environment variable: a folder with machine code that was compiled elsewhere, under the names of `machine_code`."""
+
+
+def machine_code(file: str, defines: Defines, capability: str) -> str:
+    """Return the name of the file with machine code: of a source, its options, and a compute capability as ``90``."""
+    given = repr((source(file), options(defines)))
+    return f"{hashlib.sha256(given.encode()).hexdigest()[:24]}-sm_{capability}.cubin"
+
+
 class RawModuleLoader:
     """Loads `cupy.RawModule` objects, one per file, set of defines and device; CuPy keeps the binaries on disk too.
+
+    Where the environment variable ``SPARSEBP_MACHINE_CODE`` names a folder, machine code in it is taken in place of
+    compiling, and what it lacks is added to its file ``missing.txt``.
 
     Parameters
     ----------
@@ -256,8 +272,7 @@ class RawModuleLoader:
         key = (file, options(defines), self.device)
         module = self._modules.get(key)
         if module is None:
-            module = self._cupy.RawModule(code=source(file), options=options(defines), backend="nvrtc")
-            self._modules[key] = module
+            module = self._modules[key] = self._load(file, defines)
         return module
 
     def addresses(self, arrays: Sequence[Array | None], count: int) -> ByValue:
@@ -265,6 +280,16 @@ class RawModuleLoader:
         table = np.zeros(count, np.int64)
         table[: len(arrays)] = [0 if array is None else array.data.ptr for array in arrays]
         return by_value(table)
+
+    def _load(self, file: str, defines: Defines) -> Any:
+        folder = os.environ.get(MACHINE_CODE)
+        if folder:
+            path = Path(folder) / machine_code(file, defines, self._cupy.cuda.Device().compute_capability)
+            if path.exists():
+                return self._cupy.RawModule(path=str(path), backend="nvrtc")
+            with (Path(folder) / "missing.txt").open("a", encoding="utf-8") as missing:
+                missing.write(f"{path.name} {file} {' '.join(options(defines))}\n")
+        return self._cupy.RawModule(code=source(file), options=options(defines), backend="nvrtc")
 
     def _attribute(self, name: str, otherwise: int | None = None) -> int:
         number = self.device

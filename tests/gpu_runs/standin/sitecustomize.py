@@ -20,6 +20,7 @@ def _add_to_cupy() -> None:
     from strict_cupy.kernels import RawKernel
 
     install()
+    os.environ.pop("SPARSEBP_MACHINE_CODE", None)  # of a real GPU
     cuda = sys.modules["cupy"].cuda
     if "set_allocator" not in vars(cuda):
         cuda.set_allocator = lambda allocator=None: None
