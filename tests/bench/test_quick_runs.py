@@ -25,7 +25,7 @@ from sparsebp.core.threads import most_threads
 torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-GPU = ("gpu-numbers", "gpu-grid", "gpu-graphs")
+GPU = ("gpu-numbers", "gpu-grid", "gpu-graphs", "gpu-peers")
 ONCE = {"rounds": 1, "least_rounds": 1, "warmup": 1}
 OPTIONAL = {
     "graphblas_ratio", "mkl_ratio", "mkl_numeric_ratio", "earned_after", "moved", "floor", "floor_times", "target",
@@ -205,7 +205,7 @@ class _TorchOnAGPU:
         yield
 
     @contextlib.contextmanager
-    def graph(self, which: object) -> Iterator[None]:
+    def graph(self, which: object, stream: object) -> Iterator[None]:
         self.notes.append("capture")
         yield
         self.notes.append("captured")
