@@ -222,8 +222,12 @@ def in_tf32(torch: Any, call: Call) -> Call:
 
 
 def told(error: Exception) -> str:
-    """Return an error as a line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    """Return an error as a line, and the first of those that led to it."""
+    first: BaseException = error
+    while first.__context__ is not None:
+        first = first.__context__
+    lines = [f"{type(each).__name__}: {' '.join(str(each).split())[:400]}" for each in dict.fromkeys((error, first))]
+    return ", after ".join(lines)
 
 
 class Sides:
@@ -285,10 +289,9 @@ def over_best(row: Row, peers: Iterable[str]) -> Row:
 
 def difference(found: Iterable[Any], right: Iterable[Any]) -> float:
     """Return the largest ``‖found − right‖ / ‖right‖`` of pairs of tensors."""
-    return max(
-        float((each.double() - other.double()).norm() / max(float(other.double().norm()), np.finfo(np.float64).tiny))
-        for each, other in zip(found, right, strict=True)
-    )
+    smallest = np.finfo(np.float64).tiny
+    pairs = [(each.double(), other.double()) for each, other in zip(found, right, strict=True)]
+    return float(np.max([float((a - b).norm()) / max(float(b.norm()), smallest) for a, b in pairs]))  # a NaN stays
 
 
 # Recurrent modules of PyTorch, accelerated.
@@ -362,7 +365,7 @@ def errors(side: str, call: Module, right: Sequence[Any]) -> Row:
     row = {f"{side}output_difference": difference(found[:1], right[:1])}
     if len(found) > 1:
         row[f"{side}gradient_difference"] = difference(found[1:], right[1:])
-    return row | {f"{side}difference": max(row.values())}
+    return row | {f"{side}difference": float(np.max([*row.values()]))}
 
 
 def captured_cell(place: Place, ours: Module, theirs: Module, right: Sequence[Any], sides: Sides) -> Row:

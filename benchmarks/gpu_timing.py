@@ -125,14 +125,18 @@ WARM = 4
 def torch_replay(call: Callable[[], object]) -> Callable[[], None]:
     """Capture a call of PyTorch's into a CUDA graph, by the recipe of its notes, and return the replay."""
     torch = harness.import_torch()
-    beside, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    beside.wait_stream(torch.cuda.current_stream())
+    beside, graph, before = torch.cuda.Stream(), torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    beside.wait_stream(before)
     with torch.cuda.stream(beside):  # a capture must find everything made, and memory in the pools of its stream
         for _ in range(WARM):
             call()
-    torch.cuda.current_stream().wait_stream(beside)
-    with torch.cuda.graph(graph, stream=beside):
-        call()
+    before.wait_stream(beside)
+    try:
+        with torch.cuda.graph(graph, stream=beside):
+            call()
+    except Exception:
+        torch.cuda.set_stream(before)  # a capture that cannot end stays on its own
+        raise
     replay: Callable[[], None] = graph.replay
     return replay
 

@@ -102,12 +102,16 @@ def test_what_only_a_gpu_does_runs(point: gpu_peers.Point) -> None:
 def test_a_module_that_is_not_captured_says_why_and_the_rest_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     def replay(call: Any) -> Any:
         if "sparsebp" in type(call.module.__dict__.get("forward")).__module__:
-            raise RuntimeError("operation not permitted\nwhen stream is capturing")
+            try:
+                raise ValueError("operation not permitted\nwhen stream is capturing")
+            finally:
+                raise RuntimeError("the capture cannot end")
         return call
 
     monkeypatch.setattr(gpu_peers, "torch_replay", replay)
     row = measure(CellPoint("accelerate", "GRU", 7, 3, 5))
-    assert row["uncaptured"] == "RuntimeError: operation not permitted when stream is capturing"
+    first = "ValueError: operation not permitted when stream is capturing"
+    assert row["uncaptured"] == f"RuntimeError: the capture cannot end, after {first}"
     assert row["failed"] == {"captured_ours": row["uncaptured"]} and "error" not in row
     assert {"ratio", "captured_torch"} <= row.keys() and "captured_ratio" not in row
 
@@ -156,11 +160,17 @@ def test_our_failure_is_the_rows(point: gpu_peers.Point, monkeypatch: pytest.Mon
     assert {"torch", "hillis_steele", "vjp"} & row.keys()
 
 
-def test_a_wrong_result_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = gpu_peers.sb.linear_recurrence
-    monkeypatch.setattr(gpu_peers.sb, "linear_recurrence", lambda a, b: right(a, b) * np.float32(1.01))
+@pytest.mark.parametrize(("factor", "told"), [(1.01, "0.01"), (np.nan, "nan")])
+def test_a_wrong_result_is_an_error(factor: float, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = gpu_peers.sb.linear_recurrence_vjp
+
+    def wrong(*arrays: Any) -> Any:
+        grads = right(*arrays)
+        return grads._replace(a=grads.a * np.float32(factor))
+
+    monkeypatch.setattr(gpu_peers.sb, "linear_recurrence_vjp", wrong)
     row = measure(RecurrencePoint("recurrence", 7, 2, 3))
-    assert row["error"] == "our result differs from float64's by 0.01" and row["ours"]["all"]
+    assert row["error"] == f"our result differs from float64's by {told}" and row["ours"]["all"]
 
 
 def test_every_kind_is_among_the_first_points_and_documents_show_a_dozen() -> None:
