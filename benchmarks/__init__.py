@@ -23,6 +23,7 @@ MODULES = {
     "vanishing": "vanishing", "others": "others", "others-speech": "others", "one-step": "one_step",
     "thresholds": "thresholds", "choices": "thresholds", "sharing": "thresholds",
     "gpu-numbers": "gpu", "gpu-grid": "gpu", "gpu-graphs": "gpu",
+    "gpu-peers": "gpu_peers",
 }  # fmt: skip
 """The benchmarks and their modules; those whose names begin with ``gpu`` are for a GPU."""
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks import harness
 from benchmarks.gpu_products import SMALL, ProductPoint, measure_product, planned
-from benchmarks.gpu_timing import Queued, kernel_names, measured, ratio
+from benchmarks.gpu_timing import WARM, Queued, kernel_names, measured, ratio, torch_replay
 from benchmarks.harness import Benchmark, Result, Row, Run, columns
 from benchmarks.processes import measure_apart
 from benchmarks.recurrent import described
@@ -155,8 +155,6 @@ class Recurrence:
 
 GRAPHS_TARGETS = {"capture": 1.3, "streams": 1.1}
 """A captured step over a launched one, on one stream; captured ones on two streams over one."""
-WARM = 4
-"""Steps before the clock: of these the third is captured."""
 GRAPHS_LIMIT = 150.0
 """Seconds of a point: the first one on two streams is in search of its orders as well."""
 ONE_STREAM = "one stream"
@@ -183,7 +181,7 @@ class Steps:
     ) -> None:  # fmt: skip
         order = schedule_of(Stages(model), "none", 1, "conventional") if order is None else order
         self._batch, self._executor = batch, Executor(model, loss, optimizer, order, graph=graph)
-        for _ in range(WARM):
+        for _ in range(WARM):  # the third is captured
             self()
 
     def __call__(self) -> None:
@@ -421,7 +419,7 @@ def captured_step(workload: SequenceWorkload, twin: TorchTwin, xp: ModuleType, r
 
 
 def captured_torch(twin: TorchTwin) -> Callable[[], None]:
-    """Capture PyTorch's step, by the recipe of its notes on CUDA graphs, and return its replay.
+    """Capture PyTorch's step into a CUDA graph, and return its replay.
 
     Its Adam is from now on one that keeps step numbers on the device.
     """
@@ -430,16 +428,7 @@ def captured_torch(twin: TorchTwin) -> Callable[[], None]:
         raise MissingDependencyError("PyTorch captures steps on a GPU alone", remedy="Install a CUDA build of PyTorch")
     rate = twin.optimizer.param_groups[0]["lr"]
     twin.optimizer = torch.optim.Adam(twin.model.parameters(), lr=rate, fused=True, capturable=True)
-    beside, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):  # a capture must find everything made
-        for _ in range(WARM):
-            twin.step()
-    torch.cuda.current_stream().wait_stream(beside)
-    with torch.cuda.graph(graph):
-        twin.step()
-    replay: Callable[[], None] = graph.replay
-    return replay
+    return torch_replay(twin.step)
 
 
 def costs(point: GridPoint, hidden: int = HIDDEN) -> dict[str, tuple[int, int]]:

@@ -118,6 +118,29 @@ def ratio(peer: Row, ours: Row) -> dict[str, float]:
     return timing.ratio(timing.Timing(tuple(peer["all"])), timing.Timing(tuple(ours["all"])))
 
 
+WARM = 4
+"""Calls before the clock starts, and before PyTorch captures one."""
+
+
+def torch_replay(call: Callable[[], object]) -> Callable[[], None]:
+    """Capture a call of PyTorch's into a CUDA graph, by the recipe of its notes, and return the replay."""
+    torch = harness.import_torch()
+    beside, graph, before = torch.cuda.Stream(), torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    beside.wait_stream(before)
+    with torch.cuda.stream(beside):  # a capture must find everything made, and memory in the pools of its stream
+        for _ in range(WARM):
+            call()
+    before.wait_stream(beside)
+    try:
+        with torch.cuda.graph(graph, stream=beside):
+            call()
+    except Exception:
+        torch.cuda.set_stream(before)  # a capture that cannot end stays on its own
+        raise
+    replay: Callable[[], None] = graph.replay
+    return replay
+
+
 def kernel_names(call: Callable[[], object]) -> list[str]:
     """Return the names of the kernels that a call of PyTorch's launches, by its profiler; on a CPU, operators."""
     torch = harness.import_torch()

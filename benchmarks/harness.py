@@ -44,8 +44,8 @@ Result: TypeAlias = Mapping[str, Any]
 # The record of the environment: processor, GPU, threads, versions, commit, date; and the memory.
 
 _PACKAGES = (
-    "numpy", "scipy", "numba", "torch", "cupy-cuda12x", "cupy-cuda13x", "python-graphblas", "mkl", "jax", "onnxruntime",
-    "pyamg",
+    "numpy", "scipy", "numba", "torch", "triton", "cupy-cuda12x", "cupy-cuda13x", "python-graphblas", "mkl", "jax",
+    "onnxruntime", "pyamg",
 )  # fmt: skip
 
 _COPIED = 1 << 27

@@ -48,7 +48,7 @@ def test_bench_of_several(tmp_path, monkeypatch):
     possible = [name for name in NAMES if not name.startswith(("gpu", "others"))]
     assert result.exit_code == 1 and asked == [(possible, tmp_path, True, False)]
     assert "left out: others, others-speech (no library of theirs is installed: recbole, lightning" in result.stdout
-    assert "left out: gpu-numbers, gpu-grid, gpu-graphs" in result.stdout and "a row" in result.stdout
+    assert "left out: gpu-numbers, gpu-grid, gpu-graphs, gpu-peers" in result.stdout and "a row" in result.stdout
     assert f"1 of {len(asked[0][0])}: recurrent (0 s so far, 90 s the last time)" in result.stdout
     result = invoke("scan", "scan", "torch", "--json")
     assert asked[-1] == (["scan", "torch"], None, False, True) and result.exit_code == 1

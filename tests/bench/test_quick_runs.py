@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from benchmarks import NAMES, gpu, harness, jacobians, load, recurrent, scan, training
+from benchmarks.gpu_timing import torch_replay
 from benchmarks.scaling import ASYNCHRONOUS
 from benchmarks.workloads import SequenceWorkload, TorchTwin
 from sparsebp import nn
@@ -25,7 +26,7 @@ from sparsebp.core.threads import most_threads
 torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-GPU = ("gpu-numbers", "gpu-grid", "gpu-graphs")
+GPU = ("gpu-numbers", "gpu-grid", "gpu-graphs", "gpu-peers")
 ONCE = {"rounds": 1, "least_rounds": 1, "warmup": 1}
 OPTIONAL = {
     "graphblas_ratio", "mkl_ratio", "mkl_numeric_ratio", "earned_after", "moved", "floor", "floor_times", "target",
@@ -205,7 +206,7 @@ class _TorchOnAGPU:
         yield
 
     @contextlib.contextmanager
-    def graph(self, which: object) -> Iterator[None]:
+    def graph(self, which: object, stream: object) -> Iterator[None]:
         self.notes.append("capture")
         yield
         self.notes.append("captured")
@@ -224,6 +225,23 @@ def test_pytorchs_step_is_captured_after_steps_beside(monkeypatch: pytest.Monkey
     monkeypatch.setattr(twin, "step", lambda: (cuda.notes.append("step"), step()))
     gpu.captured_torch(twin)()
     assert cuda.notes == ["wait", "beside", *["step"] * gpu.WARM, "wait", "capture", "step", "captured", "replay"]
+
+
+def test_after_a_capture_that_fails_pytorch_is_on_the_stream_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(_TorchOnAGPU):
+        def set_stream(self, stream: object) -> None:
+            self.notes.append("back")
+
+    def call() -> None:
+        cuda.notes.append("call")
+        if "capture" in cuda.notes:
+            raise RuntimeError("not while capturing")
+
+    cuda = Failing()
+    monkeypatch.setattr(torch, "cuda", cuda)
+    with pytest.raises(RuntimeError, match="not while capturing"):
+        torch_replay(call)
+    assert cuda.notes[-3:] == ["capture", "call", "back"]
 
 
 @pytest.mark.parametrize("order", gpu.ORDERS.values())
