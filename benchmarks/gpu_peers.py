@@ -106,6 +106,7 @@ def points(sizes: Mapping[str, Any]) -> Iterator[Point]:
     yield NetworkPoint("adam", sizes["updated"])
     yield from (LayerPoint("jacobian", layer) for layer in LAYERS)
     yield from (CellPoint("accelerate", cell, steps, batch, hidden) for steps in others for cell, hidden in sequences)
+    yield from (CellPoint("accelerate", *each) for each in sizes["published"])
     for each in sizes["batches"]:
         yield from (CellPoint("accelerate", cell, length, each, wide) for cell in cells if cell != "RNN")
     yield from (CellPoint("inference", cell, steps, batch, wide) for steps in sizes["lengths"] for cell in cells)
@@ -639,13 +640,15 @@ GPU_PEERS = Benchmark(
         "batches": (1, 64, 256), "inference_hidden": 64, "packed": (1000, 64, 20),
         "networks": (("VGG-11", 32), ("VGG-11", 128), ("LeNet-5", 64), ("MobileNetV2-style", 32),
                      ("MobileNetV2-style", 128)),
-        "recurrences": ((1000, 16, 64), (1000, 64, 100), (16_000, 1, 64), (4096, 8, 1024)),
+        # of which others have published times, see what-we-expect-on-a-gpu.md
+        "published": (("LSTM", 3047, 6, 40), ("LSTM", 3854, 16, 128), ("RNN", 1406, 34, 120)),
+        "recurrences": ((1000, 16, 64), (1000, 64, 100), (16_000, 1, 64), (4096, 8, 1024), (16_384, 16, 128)),
         "compiled": ((1000, 16, 64), (1000, 64, 100)), "selective": (2048, 4, 1024), "updated": "VGG-11",
         "first": (64, 32),
     },
     quick={
         "features": 2, "states": 3, "cells": ("GRU", "LSTM", "RNN"), "hidden": (5,), "lengths": (6, 3), "batch": 2,
-        "batches": (1,), "inference_hidden": 3, "packed": (7, 3, 5), "networks": ((SMALL, 2),),
+        "batches": (1,), "inference_hidden": 3, "packed": (7, 3, 5), "networks": ((SMALL, 2),), "published": (),
         "recurrences": ((7, 2, 3),), "compiled": ((3, 2, 3),), "selective": (7, 2, 5), "updated": SMALL,
         "first": (2, 4),
     },

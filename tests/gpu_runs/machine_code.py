@@ -29,8 +29,8 @@ from sparsebp.kernels.device import DeviceKernels
 from sparsebp.kernels.device.launch import Defines, machine_code, source
 from sparsebp.kernels.spec import Kernels
 
-HIDDEN = (1, 7, 20, 32, 33, 64, 128, 200, 256, 512)
-"""What tests and benchmarks draw on a GPU."""
+HIDDEN, RECURSION = (1, 7, 12, 20, 32, 33, 64, 128), (24, 40, 70, 120, 200, 256, 512)
+"""What tests and benchmarks draw on a GPU; and what they run by the recursion alone."""
 CHUNKS = (1, 3, 5, 16, 24, 31, 32, 48, 64, 96, 128, 173, 192, 258, 384, 528)
 
 
@@ -59,7 +59,7 @@ def sets() -> list[tuple[str, Defines]]:
     for case in every():
         run(device, case)
     with np.errstate(all="ignore"):  # of what no kernel has written
-        for hidden, dtype in itertools.product(HIDDEN, (np.float32, np.float64)):
+        for hidden, dtype in itertools.product(HIDDEN + RECURSION, (np.float32, np.float64)):
             _recurrences(device, hidden, dtype)
         for rows in gpu.GPU_NUMBERS.sizes["rows_a_lane"]:
             _rows_a_lane(asked, rows)
@@ -68,11 +68,11 @@ def sets() -> list[tuple[str, Defines]]:
 
 def _recurrences(k: Kernels, hidden: int, dtype: type) -> None:
     for cell in CELLS:
-        for length, batch in ((1000, 16), (528, 2)) if hidden <= 128 else ((3, 16),):
+        for length, batch in ((1000, 16), (528, 2)) if hidden in HIDDEN else ((3, 16),):
             run = Recurrence(k, np, cell, dtype, length, batch, hidden)
             run.forward()
             run.forward_from_input()
-            for chunks in CHUNKS if hidden == HIDDEN_OF_PAPER else (1, 5, 31) if hidden <= 128 else (1,):
+            for chunks in CHUNKS if hidden == HIDDEN_OF_PAPER else (1, 5, 31) if hidden in HIDDEN else (1,):
                 for summed in (False, True):
                     run.backward(chunks, summed)()
 

@@ -29,7 +29,8 @@ QUICK_TESTS = (
     "tests/kernels/test_values.py::test_wrong_arguments_are_refused",
 )
 """Two in files that do not import PyTorch."""
-TRAINED = ("bitstream", "--seq-len", "1000", "--samples", "2000", "--epochs", "2", "--compare", "--device", "cuda")
+TRAINED = ("bitstream", "--seq-len", "1000", "--samples", "2000", "--epochs", "2", "--backward", "chunked",
+           "--compare", "--device", "cuda")  # fmt: skip
 """What the command line trains."""
 
 RUNS: dict[str, dict[str, float]] = {

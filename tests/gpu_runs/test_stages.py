@@ -271,4 +271,4 @@ def test_a_digest_says_what_failed_and_the_worst_numbers(tmp_path: Path, monkeyp
     said = digest.of(tmp_path)
     assert said[0] == "check-tests: 1 failed, 1 passed"
     assert said[1] == "the 10 worst of 12 ratios to peers:" and len(said) == 12
-    assert said[2].split() == ["1.000", "gpu-grid", "GRU", "1:", "step"]
+    assert said[2].split() == ["1.000", "gpu-grid", "GRU", "1:", "step_ratio"]
