@@ -220,8 +220,8 @@ def _torch_module(theirs: Any, layer: nn.Layer) -> Any:
         return getattr(theirs, type(layer).__name__)(layer.output_size)
     if isinstance(layer, nn.Linear):
         return theirs.Linear(layer.in_features, layer.out_features)
-    if isinstance(layer, nn.MaxPool2d):
-        return theirs.MaxPool2d(layer.window.kernel, layer.window.stride)
+    if isinstance(layer, (nn.MaxPool2d, nn.AvgPool2d)):
+        return getattr(theirs, type(layer).__name__)(layer.window.kernel, layer.window.stride)
     return getattr(theirs, type(layer).__name__)()
 
 

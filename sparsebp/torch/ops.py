@@ -43,8 +43,19 @@ _NO_STREAM = contextlib.nullcontext()
 @contextlib.contextmanager
 def _on_its_stream(tensor: Tensor) -> Iterator[None]:
     cp, number = backend.cupy(), tensor.device.index
-    with cp.cuda.Device(number), _wrapped(torch.cuda.current_stream(number).cuda_stream, number):
+    with cp.cuda.Device(number), _wrapped(torch.cuda.current_stream(number).cuda_stream, number), _memory(cp):
         yield
+
+
+def _memory(cp: ModuleType) -> contextlib.AbstractContextManager[Any]:
+    """Let CuPy take memory from PyTorch while PyTorch captures its stream: it belongs to the graph for good."""
+    if not torch.cuda.is_current_stream_capturing():
+        return _NO_STREAM
+    allocator = cp.cuda.PythonFunctionAllocator(
+        torch.cuda.caching_allocator_alloc, lambda pointer, _: torch.cuda.caching_allocator_delete(pointer)
+    )
+    using: contextlib.AbstractContextManager[Any] = cp.cuda.using_allocator(allocator.malloc)
+    return using
 
 
 class _Foreign(NamedTuple):
@@ -142,16 +153,16 @@ def _cut(sizes: bytes, rows: int, batch: int) -> tuple[Segment, ...]:
     return tuple(found)
 
 
-def reversed_rows(batch_sizes: np.ndarray | None, rows: int, batch: int) -> np.ndarray:
-    """Return the row that replaces each row when every sample is reversed in time; its own inverse."""
+def reversed_rows(batch_sizes: np.ndarray | None, rows: int, batch: int, xp: ModuleType = np) -> Array:
+    """Return, in an array of `xp`, the row that replaces each row when every sample is reversed; its own inverse."""
     if batch_sizes is None:
         steps = rows // batch if rows else 0
-        return np.arange(rows).reshape(steps, batch)[::-1].reshape(-1)
+        return xp.arange(rows).reshape(steps, batch)[::-1].reshape(-1)
     firsts = np.cumsum(batch_sizes) - batch_sizes
     step = np.repeat(np.arange(batch_sizes.size), batch_sizes)
     sample = np.arange(rows) - firsts[step]
     lengths = batch_sizes.size - np.searchsorted(batch_sizes[::-1], np.arange(batch), side="right")
-    return firsts[lengths[sample] - 1 - step] + sample
+    return xp.asarray(firsts[lengths[sample] - 1 - step] + sample)
 
 
 # One run of a recurrent cell, a layer in one direction, over packed rows: arrays in, arrays out, no tensors.
@@ -511,7 +522,7 @@ def _cuts(reverse: bool, batch_sizes: Tensor | None, rows: Array, batch: int) ->
     """Return the segments of the rows, and the order of the rows in a reversed run."""
     sizes = None if batch_sizes is None else batch_sizes.numpy()
     cuts = segments(sizes, len(rows), batch)
-    return cuts, reversed_rows(sizes, len(rows), batch) if reverse else None
+    return cuts, reversed_rows(sizes, len(rows), batch, backend.namespace(rows)) if reverse else None
 
 
 def _ordered(rows: Array, order: Array | None) -> Array:

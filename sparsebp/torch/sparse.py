@@ -555,8 +555,8 @@ def sparse_jacobian(module: Any, x: torch.Tensor) -> torch.Tensor:
     if not isinstance(x, torch.Tensor) or x.dtype not in (torch.float32, torch.float64):
         raise DTypeError("x is not a tensor of floats", expected="a torch.Tensor, float32 or float64",
                          got=getattr(x, "dtype", type(x).__name__))  # fmt: skip
-    layer = layer_of(module)
     with on_its_stream(x):
+        layer = layer_of(module)
         found = jacobian_t(layer, from_torch(x))
         jacobian, batch = found.T, x.shape[layer.batch_axes[0]]
         xp = backend.namespace(jacobian.data)

@@ -183,6 +183,7 @@ def test_a_stream_of_pytorchs_is_used_without_a_warning_and_outlives_its_use(sec
 
     theirs = cupy.cuda.Stream(non_blocking=True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda number: SimpleNamespace(cuda_stream=theirs.ptr))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     tensor = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=second))
     with cupy.cuda.Device(0), warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -54,6 +54,13 @@ class ndarray:
         array._memory, array.base, array.host = base._memory, base if base.base is None else base.base, view
         return array
 
+    @classmethod
+    def of_memory(cls, held: memory.Memory, host: np.ndarray) -> ndarray:
+        """Return the array of a piece of memory that `host` views."""
+        array = cls.__new__(cls)
+        array._memory, array.base, array.host = held, None, host
+        return array
+
     # ---- what the host knows -----------------------------------------------------------------------------------------
 
     shape = property(lambda self: self.host.shape, lambda self, shape: self._set_shape(shape))

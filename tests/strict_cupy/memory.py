@@ -40,6 +40,31 @@ class Memory:
             _held.add(self)
 
 
+class Foreign(Memory):
+    """Memory of another library, which `owner` keeps."""
+
+    def __init__(self, address: int, size: int, owner: Any = None) -> None:
+        self.ptr, self.size, self.device_id, self.owner = address, size, current_device(), owner
+        self.buffer = _host_bytes(address, size) if size else np.empty(0, np.uint8)
+        with _lock:
+            _held.add(self)
+
+
+class PythonFunctionAllocator:
+    """As ``cupy.cuda.PythonFunctionAllocator``."""
+
+    def __init__(self, malloc_func: Callable[[int, int], int], free_func: Callable[[int, int], None]) -> None:
+        self._malloc, self._free = malloc_func, free_func
+
+    def malloc(self, size: int) -> MemoryPointer:
+        """Return memory of those functions."""
+        number = current_device()
+        found = Foreign(self._malloc(size, number) if size else 0, size)
+        if size:
+            weakref.finalize(found, self._free, found.ptr, number).atexit = False
+        return MemoryPointer(found, 0)
+
+
 _held: weakref.WeakSet[Memory] = weakref.WeakSet()
 _lock = threading.RLock()
 
