@@ -804,8 +804,9 @@ def test_a_captured_call_gives_what_an_eager_one_does(kind: str, place: str, cup
         y, state = module(x)
         states = state if isinstance(state, tuple) else (state,)
         ((y * y).sum() + sum((part**3).sum() for part in states)).backward()
-        found.update({"y": y, **{f"state {i}": part for i, part in enumerate(states)}})
-        found.update({name: p.grad for name, p in module.named_parameters()})
+        kept = {"y": y} | {f"state {i}": part for i, part in enumerate(states)}
+        kept |= {name: p.grad for name, p in module.named_parameters()}
+        found.update({name: tensor.detach() for name, tensor in kept.items()})  # no autograd graph of another stream
 
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())

@@ -17,6 +17,8 @@ CUDA graphs, on machines that have no GPU. The pieces:
 `kernels`, `cublas`, `cusparse`
     ``cupy.RawModule``; the entry points of cuBLAS that the package calls past CuPy, and of cuSPARSE that a benchmark
     does.
+`tensors`
+    PyTorch's CPU tensors, taken for tensors of the device.
 `modules`
     The names, as CuPy has them.
 
