@@ -35,7 +35,7 @@ TRAINED = ("bitstream", "--seq-len", "1000", "--samples", "2000", "--epochs", "2
 
 RUNS: dict[str, dict[str, float]] = {
     "first-1": {
-        "versions": 20, "host kernels": 0, "launches": 70, "end to end": 0, "memcheck": 0, "tests": 150,
+        "versions": 20, "smoke": 15, "host kernels": 0, "launches": 60, "end to end": 0, "memcheck": 0, "tests": 150,
         "gpu-peers": 60,
     },
     "first-2": {"versions": 10, "gpu-peers": 105, "gpu-grid": 80, "gpu-numbers": 75, "training": 30, "ncu": 25},
@@ -77,6 +77,7 @@ def every(out: Path, benchmarks: Path, quick: bool) -> dict[str, Stage]:
 
     stages = [
         Stage("versions", 0, lambda limit: _module("versions", *small), needed=True),
+        Stage("smoke", 0, lambda limit: _module("launches", "--out", str(out), "--quick"), _told, needed=True),
         Stage("host kernels", 0, module("host_kernels"), _told, beside=True, optional=True),
         Stage("launches", 0, module("launches", "--out", str(out)), _told, leaves=("check-launches.jsonl",)),
         testing("end to end", "end-to-end", whole, 0, beside=True),

@@ -97,7 +97,9 @@ def comes_back(there: dict[str, str], name: str) -> bool:
     (archive,) = Path(there["OUT"]).iterdir()
     with tarfile.open(archive) as packed:
         inside = set(packed.getnames())
-    return archive.name == f"gpu-{name}.tar.gz" and inside == {file.name for file in results(there).iterdir()}
+    return archive.name == f"gpu-{name}.tar.gz" and inside == {
+        file.name for file in results(there).iterdir() if file.is_file()
+    }
 
 
 class Ran(NamedTuple):
