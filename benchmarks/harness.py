@@ -75,8 +75,11 @@ def environment() -> dict[str, Any]:
 def commit() -> str:
     """Return the source tree's commit, short, with ``+`` if files differ from it.
 
-    In a copy without its history: the environment variable ``SPARSEBP_COMMIT``, else ``unknown``.
+    In a copy without its history, or with another one: the environment variable ``SPARSEBP_COMMIT``, which wins.
     """
+    given = os.environ.get("SPARSEBP_COMMIT")
+    if given:
+        return given
     root = Path(__file__).resolve().parents[1]
     try:
         git = ["git", "-C", str(root)]
@@ -85,7 +88,7 @@ def commit() -> str:
         status = [*git, "status", "--porcelain", "--untracked-files=no", "--", "sparsebp", "benchmarks", "papers"]
         changed = subprocess.run(status, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("SPARSEBP_COMMIT", "unknown")
+        return "unknown"
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 

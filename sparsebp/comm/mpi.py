@@ -452,7 +452,7 @@ class MPITransport(Transport):
         self._messages, self._calls_comm, self._parts, ends = self._comms
         self.peers = Peers(ends)
         self.rank, self.size, self.on_device = comm.rank, comm.size, on_device
-        self._most_tag = comm.Get_attr(MPI.TAG_UB)
+        self._most_tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # which need not have it on another communicator
         self.largest_tag = (self._most_tag + 1) // len(_CODES) - 1
         self._calls: list[Call] = []
         self._made = 0

@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -242,6 +243,17 @@ def test_after_a_capture_that_fails_pytorch_is_on_the_stream_before(monkeypatch:
     with pytest.raises(RuntimeError, match="not while capturing"):
         torch_replay(call)
     assert cuda.notes[-3:] == ["capture", "call", "back"]
+
+
+def test_a_replay_keeps_the_arrays_that_its_graph_works_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "cuda", _TorchOnAGPU())
+    images = torch.ones(3)
+    here, call = weakref.ref(images), images.sum
+    replay = torch_replay(call)
+    del images, call
+    assert here() is not None
+    del replay
+    assert here() is None
 
 
 @pytest.mark.parametrize("order", gpu.ORDERS.values())

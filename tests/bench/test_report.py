@@ -231,3 +231,5 @@ def test_an_installed_copy_does_not_take_the_commit_of_the_repository_around_it(
     assert environment_module.commit() == "unknown"
     subprocess.run([*git, "add", "."], check=True)
     assert environment_module.commit() != "unknown"
+    monkeypatch.setenv("SPARSEBP_COMMIT", "0123abc")  # a copy with the history of another commit
+    assert environment_module.commit() == "0123abc"
