@@ -2,8 +2,10 @@
 
 With ``--read`` the kernels are compiled and their machine code read first, and a training step is counted on the
 stand-in for CuPy; both are kept in ``explanation/gpu-figures.json``. Without, the page is filled from that file: every
-number of ours on it comes from there and from `MODEL`. With ``--check`` nothing is written, and the exit status says
-whether the page is up to date.
+expected number of ours on it comes from there and from `MODEL`. Measured ones come from the results of GPU runs in
+``benchmarks/``; ``--from ARCHIVE`` takes them there from what a run has brought back, and the sentences on GPUs in
+README and on the first page follow. With ``--check`` nothing is written, and the exit status says whether all of it is
+up to date.
 """
 
 from __future__ import annotations
@@ -12,13 +14,18 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 PAGE = Path(__file__).parent / "explanation" / "what-we-expect-on-a-gpu.md"
 FIGURES = PAGE.with_name("gpu-figures.json")
+BENCHMARKS = PAGE.parents[1] / "benchmarks"
+FIRST = PAGE.parents[2] / "README.md", PAGE.parents[1] / "index.md"
+"""Pages with a sentence on what has run."""
 
 CLOCK, MULTIPROCESSORS, BANDWIDTH, L2 = 1.98e9, 132, 4.8e12, 50e6
 LAUNCH, NODE, OTHER, GRAPH = 10e-6, 1.5e-6, 2.5e-6, 10e-6
@@ -141,12 +148,206 @@ def cudnn_step(length: int) -> Range:
     return low, high
 
 
+# ---- what was measured -----------------------------------------------------------------------------------------------
+
+
+MODULE = {"what": "accelerate", "cell": "GRU", "length": 1000, "batch": BATCH}
+"""Rows of ``gpu-peers`` of which the first pages speak."""
+
+
+class Compared(NamedTuple):
+    """A row: what is expected of ours and of a peer, where it is measured, and the keys of both."""
+
+    what: str
+    ours: Range | None
+    peer: str
+    benchmark: str
+    where: Mapping[str, Any]
+    key: str
+    peer_key: str
+    a_step: bool = False
+
+
+def compared(figures: dict[str, Any]) -> list[Compared]:
+    """Return the rows, in the order of the page."""
+
+    def whole(cell: str) -> Range:
+        """Forward and backward of a module, captured: six small kernels besides."""
+        of_length = figures["runs"][cell]["1000"]
+        parts = zip(
+            seconds(of_length["forward"]), seconds(of_length[str(best_scan(of_length))]), (1, ERROR), strict=True
+        )
+        low, high = (forward + back + 6 * OTHER * error for forward, back, error in parts)
+        return low, high
+
+    def step(cell: str, key: str) -> Range:
+        cycles = figures["runs"][cell]["1000"][key][0]["cycles"]
+        return cycles / CLOCK, ERROR * cycles / CLOCK
+
+    def module(cell: str, hidden: int, length: int = 1000, batch: int = 16) -> dict[str, Any]:
+        return {"what": "accelerate", "cell": cell, "hidden": hidden, "length": length, "batch": batch}
+
+    def number(what: str, cell: str, **more: Any) -> dict[str, Any]:
+        return {"what": what, "cell": cell, "dtype": "float32", "hidden": HIDDEN} | more
+
+    def recurrence(length: int, batch: int, hidden: int) -> dict[str, Any]:
+        return {"what": "recurrence", "length": length, "batch": batch, "hidden": hidden}
+
+    times = {length: figures["runs"]["rnn"][str(length)] for length in CHUNKS}
+    scans = {length: seconds(found[str(best_scan(found))]) for length, found in times.items()}
+    theirs = ("captured_ours", "captured_torch")
+    cudnn = _range(_nano((sum(CUDNN[part][0] for part in CUDNN), sum(CUDNN[part][1] for part in CUDNN))))
+    grid = {"cell": "RNN", "dtype": "float32", "batch": BATCH}
+    rows = [
+        Compared("tanh RNN, forward, a step", step("rnn", "forward"), "–", "gpu-numbers", number("forward", "RNN"),
+                 "time", "", True),
+        Compared("tanh RNN, backward by the recursion, a step", step("rnn", "1"), "–", "gpu-numbers",
+                 number("backward", "RNN"), "time", "", True),
+        Compared("GRU, forward, a step", step("gru", "forward"), "–", "gpu-numbers", number("forward", "GRU"), "time",
+                 "", True),
+        Compared("GRU, backward by the recursion, a step", step("gru", "1"), "–", "gpu-numbers",
+                 number("backward", "GRU"), "time", "", True),
+        *(Compared(f"tanh RNN, backward by the scan, T = {length}", scan, "–", "gpu-numbers",
+                   number("summed", "RNN", length=length), "time", "") for length, scan in scans.items()),
+        *(Compared(f"tanh RNN, training step, captured, T = {length}", step_seconds(figures, "rnn", length)["captured"],
+                   f"cuDNN {_time(cudnn_step(length))}", "gpu-grid", grid | {"length": length}, "captured",
+                   "captured_torch") for length in CHUNKS),
+        Compared("nn.RNN, H = 20, forward and backward", whole("rnn"), f"cuDNN {cudnn} ns a step", "gpu-peers",
+                 module("RNN", 20), *theirs),
+        Compared("nn.GRU, H = 20, forward and backward", whole("gru"), "–", "gpu-peers", module("GRU", 20), *theirs),
+        Compared("nn.LSTM, H = 64, forward and backward, a step", (0.8e-6, 1.06e-6), "cuDNN 1.04 µs, backward alone",
+                 "gpu-peers", module("LSTM", 64), *theirs, True),
+        Compared("nn.LSTM, H = 128, forward and backward, a step", (4.1e-6, 4.1e-6), "cuDNN 3 µs, backward alone",
+                 "gpu-peers", module("LSTM", 128), *theirs, True),
+        Compared("nn.GRU, H = 256, forward and backward, a step", (12.4e-6, 12.4e-6), "cuDNN 8–14 µs, backward alone",
+                 "gpu-peers", module("GRU", 256), *theirs, True),
+        Compared("nn.LSTM, H = 40, B = 6, T = 3047", None, "cuDNN 2.0 + 5.0 ms", "gpu-peers",
+                 module("LSTM", 40, 3047, 6), *theirs),
+        Compared("nn.LSTM, H = 128, B = 16, T = 3854", None, "cuDNN 10.2 + 15.9 ms", "gpu-peers",
+                 module("LSTM", 128, 3854), *theirs),
+        Compared("nn.RNN, H = 120, B = 34, T = 1406", None, "cuDNN 1.1 + 2.6 ms", "gpu-peers",
+                 module("RNN", 120, 1406, 34), *theirs),
+        Compared("nn.LSTM, H = 64, beside FlashRNN, backward", None, "–", "gpu-numbers",
+                 {"what": "flashrnn", "cell": "LSTM"}, "backward_ours", "backward_flashrnn"),
+        Compared("linear recurrence, T = 16 384, B = 16, H = 128, forward", (0.12e-3, 0.12e-3),
+                 "chunk_hgrn (H800) 1.27 ms", "gpu-peers", recurrence(16_384, 16, 128), "forward_ours",
+                 "forward_hillis_steele"),
+        Compared("the same with gradients", None, "chunk_hgrn (H800) 1.27 + 3.45 ms", "gpu-peers",
+                 recurrence(16_384, 16, 128), "ours", "hillis_steele"),
+        Compared("linear recurrence, T = 1000, B = 64, H = 100, with gradients", None, "associative_scan in one block",
+                 "gpu-peers", {"what": "compiled recurrence", "compiled": "associative_scan", "batch": 64}, "ours",
+                 "associative_scan"),
+        Compared("VGG-11, B = 128, training step, captured", None, "3–10 times as fast as ours", "gpu-peers",
+                 {"what": "step", "network": "VGG-11", "batch": 128}, "ours", "torch_channels_last"),
+        Compared("Adam on 9.2 million parameters", None, "–", "gpu-peers", {"what": "adam"}, "ours", "torch"),
+        Compared("sparse product, random, 8 a row, B = 16", None, "–", "gpu-numbers",
+                 {"what": "spgemm", "product": "random, 8 a row", "batch": 16}, "time", "cusparse"),
+    ]  # fmt: skip
+    return rows
+
+
+def results(name: str) -> list[dict[str, Any]]:
+    """Return the rows of a benchmark that was measured on a GPU, of its newest result; none if it was not."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in BENCHMARKS.glob(f"{name}-*.json")]
+    return max(found, key=lambda one: one["environment"]["date"])["rows"] if found else []
+
+
+def _measured(figures: dict[str, Any]) -> str:
+    rows = []
+    for row in compared(figures):
+        found = [one for one in results(row.benchmark) if row.where.items() <= one.items() and row.key in one]
+        cells = ["", "", ""]
+        if found:
+            one = found[0]
+            per = one["length"] if row.a_step else 1
+            ours, *theirs = ((one[key]["median"] / per,) * 2 for key in (row.key, row.peer_key) if key in one)
+            against = "–" if row.ours is None else over(ours, row.ours)
+            cells = [_span(ours), _span(theirs[0]) if theirs else "–", against]
+        rows.append((row.what, "–" if row.ours is None else _span(row.ours), row.peer, *cells))
+    header = ("what", "expected", "peer, expected or published", "measured", "peer, measured", "measured over expected")
+    return _table(header, rows)
+
+
+def _span(value: Range) -> str:
+    """Return seconds in the largest unit of which they are at least one, in three digits at most."""
+    scale, unit = next(((each, name) for each, name in ((1e-3, "ms"), (1e-6, "µs")) if value[1] >= each), (1e-9, "ns"))
+    return _range([f"{one / scale:.3g}" for one in value]) + f" {unit}"
+
+
+def what_has_run() -> str:
+    """Return the sentence on what has run on a GPU, from the results of the newest first run."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in (BENCHMARKS / "gpu-runs").glob("first-1-*.json")]
+    if not found:
+        return "GPU kernels, in CUDA C++, are tested on the CPU but have not run on a GPU yet."
+    run = max(found, key=lambda one: one["versions"]["environment"]["date"])
+    counts = Counter(run["tests"]["counts"]) + Counter(run["end_to_end"]["counts"])
+    wrong, calls = run["launches"]["wrong"], run["launches"]["calls"]
+    right = "all" if wrong == 0 else f"{calls - wrong} of"
+    said = (
+        f"GPU kernels, in CUDA C++, have run on an {run['gpu']}: {right} {calls} calls of {run['launches']['kernels']} "
+        f"kernels are right, and {counts['passed']} of {counts['passed'] + counts['failed']} GPU tests passed."
+    )
+    layers = {row["hidden"]: row for row in results("gpu-peers") if MODULE.items() <= row.items()}
+    ratios = [f"{layers[hidden]['captured_ratio']['median']:.2g} times ({hidden} units)" for hidden in (20, 128, 256)
+              if "captured_ratio" in layers.get(hidden, {})]  # fmt: skip
+    return f"{said} In a CUDA graph, `nn.GRU` is {', '.join(ratios)} as fast as cuDNN's." if ratios else said
+
+
+def take(archive: Path) -> None:
+    """Put the results of an archive into the folder of benchmarks."""
+    with tarfile.open(archive) as packed:
+        inside = {member.name: packed.extractfile(member) for member in packed.getmembers()}
+        files = {name: file.read() for name, file in inside.items() if file is not None}
+    for name, data in files.items():
+        if name.startswith("gpu-") and name.endswith((".json", ".png")) and ".partial." not in name:
+            (BENCHMARKS / name).write_bytes(data)
+    if "summary-first-1.json" in files:
+        run = first_run(files)
+        slug = re.sub("[^a-z0-9]+", "-", run["gpu"].lower())
+        path = BENCHMARKS / "gpu-runs" / f"first-1-{slug}-{run['commit']}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def first_run(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return what the first call says: versions, stages, launches, tests, and by how much results differ."""
+
+    def lines(name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in files[name].decode().splitlines() if line.startswith("{")]
+
+    def counted(name: str) -> dict[str, Any]:
+        tests = lines(name)
+        return {
+            "counts": dict(Counter(test["outcome"] for test in tests)),
+            "failed": [{"test": test["test"], "why": test["why"]} for test in tests if test["outcome"] == "failed"],
+            "skipped": dict(Counter(test["why"] for test in tests if test["outcome"] == "skipped")),
+            "worst": {test["test"].partition("::")[2]: test["measured"]["worst"] for test in tests
+                      if "worst" in test.get("measured", {})},
+        }  # fmt: skip
+
+    summary, launches = json.loads(files["summary-first-1.json"]), lines("check-launches.jsonl")
+    versions: dict[str, Any] = {}
+    for line in lines("versions.log"):
+        versions |= line
+    wrong = sum("error" in launch for launch in launches)
+    kernels = len({launch["kernel"] for launch in launches})
+    return {
+        "run": "first-1", "gpu": versions["environment"]["gpu"]["name"], "commit": summary["commit"],
+        "versions": {name: versions[name] for name in ("python", "packages", "environment")},
+        "stages": summary["stages"],
+        "launches": {"calls": len(launches), "kernels": kernels, "wrong": wrong},
+        "tests": counted("check-tests.jsonl"), "end_to_end": counted("end-to-end-tests.jsonl"),
+        "memcheck": files.get("check-memcheck.txt", b"").decode().strip(),
+    }  # fmt: skip
+
+
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
 def tables(figures: dict[str, Any]) -> dict[str, str]:
     """Return the page's tables by name."""
     return {
+        "measured": _measured(figures),
         "model": _table(("input", "value", "source"), [(name, *entry) for name, entry in MODEL.items()]),
         "steps": _steps(figures),
         "scans": _scans(figures),
@@ -257,19 +458,31 @@ def fill(text: str, figures: dict[str, Any]) -> str:
     return re.sub(r"<!-- expected:(\w+) -->\n.*?<!-- /expected -->", block, text, flags=re.DOTALL)
 
 
+def say(text: str) -> str:
+    """Return a first page with the sentence on what has run."""
+    return re.sub(r"<!-- gpu -->.*?<!-- /gpu -->", f"<!-- gpu -->{what_has_run()}<!-- /gpu -->", text, flags=re.DOTALL)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fill or check the page; return the exit status."""
+    """Fill or check the pages; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--read", action="store_true", help="read machine code and count a step anew")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is out of date")
+    parser.add_argument("--from", type=Path, dest="archive", help="take the results of a GPU run from its archive")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is out of date")
     options = parser.parse_args(arguments)
+    if options.archive:
+        take(options.archive)
     if options.read:
         FIGURES.write_text(json.dumps(read(), indent=1) + "\n", encoding="utf-8")
-    before = PAGE.read_text(encoding="utf-8")
-    after = fill(before, json.loads(FIGURES.read_text(encoding="utf-8")))
-    if not options.check:
-        PAGE.write_text(after, encoding="utf-8")
-    return int(options.check and before != after)
+    figures, stale = json.loads(FIGURES.read_text(encoding="utf-8")), False
+    made: dict[Path, Callable[[str], str]] = {PAGE: lambda text: fill(text, figures), **dict.fromkeys(FIRST, say)}
+    for path, make in made.items():
+        before = path.read_text(encoding="utf-8")
+        after = make(before)
+        stale |= before != after
+        if not options.check:
+            path.write_text(after, encoding="utf-8")
+    return int(options.check and stale)
 
 
 if __name__ == "__main__":
