@@ -625,7 +625,7 @@ def in_short(row: Row) -> bool:
     shown = {
         "accelerate": (row.get("cell"), row.get("length"), row.get("batch")) == ("GRU", 1000, 16),
         "packed": True, "adam": True, "step": row.get("network") == "LeNet-5" or row.get("batch") == 128,
-        "compiled recurrence": True, "jacobian": row.get("layer") == LAYERS[0],
+        "compiled recurrence": row.get("compiled") == SCANS[0], "jacobian": row.get("layer") == LAYERS[0],
     }  # fmt: skip
     return "ratio" in row and shown.get(row["what"], False)
 
