@@ -406,8 +406,8 @@ class Maker:
     min_gru_backward = min_gru_forward
 
     def selective_scan(self) -> Arguments:
-        """Over two chunks of steps; states for one pass of a device's kernel, or for two."""
-        steps, order = 37, 3 if self.batch == 3 else 11
+        """Over two chunks of steps; states for one, two or four lanes of a device's kernel, and for two passes."""
+        steps, order = 37, 3 if self.batch == 3 else 35 if self.hidden == 37 else 11
         given = {"dt": self.gate(steps, self.batch, self.hidden), "a": -self.gate(order, self.hidden)}
         return given | {"T": steps, "E": self.hidden, "N": order, "Kept": 3}
 

@@ -590,8 +590,8 @@ def _warp_bytes(cell: Cell, hidden: int, rows: int, itemsize: int) -> int:
 
 # Linear recurrences and selective scans (``cuda/recurrence.cu``, ``cuda/selective_scan.cu``).
 
-_STATES, _CHANNELS = 8, 128
-"""States in a thread's registers, and channels of a block, as in the source."""
+_STATES, _SCANNING = 8, 128
+"""States in a thread's registers, and threads of a block, as in the source."""
 
 
 _LEAST_STEPS, _ENOUGH_CHAINS = 64, 2**16
@@ -690,7 +690,7 @@ class SelectiveScanKernels(Launcher):
     def selective_scan(
         self, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, h0: Array, y: Array, states: Array
     ) -> None:
-        """A thread a channel of a sample runs down the steps, once for `_STATES` states."""
+        """Some lanes a channel of a sample run down the steps, each with `_STATES` states."""
         self._scan("selective_scan", (x, dt, a, b, c, d, h0, y, states), x, len(a))
 
     def selective_scan_grad(
@@ -699,15 +699,21 @@ class SelectiveScanKernels(Launcher):
     ) -> None:  # fmt: skip
         """The same back; each warp leaves its sums at b and c, which are added up here."""
         _, batch, channels = x.shape
-        blocks = ceil_div(channels, _CHANNELS)
-        of_b, of_c = (self.xp.empty((blocks * _CHANNELS // WARP, *b.shape), b.dtype) for _ in range(2))
-        befores = self.xp.empty((CHUNK, _STATES, batch * blocks * _CHANNELS), x.dtype)
+        threads = ceil_div(channels, _SCANNING // _lanes(len(a))) * _SCANNING
+        of_b, of_c = (self.xp.empty((threads // WARP, *b.shape), b.dtype) for _ in range(2))
+        befores = self.xp.empty((CHUNK, _STATES, batch * threads), x.dtype)
         arrays = (x, dt, a, b, c, d, gy, gh, states, gx, gdt, ga, of_b, of_c, gd, gh0, befores)
         self._scan("selective_scan_grad", arrays, x, len(a))
         gb[...], gc[...] = of_b.sum(axis=0), of_c.sum(axis=0)
 
     def _scan(self, name: str, arrays: tuple[Array, ...], x: Array, order: int) -> None:
         steps, batch, channels = x.shape
-        blocks = ceil_div(channels, _CHANNELS)
-        args = (*arrays, *map(np.int64, (steps, batch, channels, order, blocks)))
-        self._launch("selective_scan.cu", name, c_types(REAL=x), batch * blocks, (_CHANNELS,), args)
+        lanes = _lanes(order)
+        blocks = ceil_div(channels, _SCANNING // lanes)
+        args = (*arrays, *map(np.int64, (steps, batch, channels, order, blocks)), np.int32(lanes))
+        self._launch("selective_scan.cu", name, c_types(REAL=x), batch * blocks, (_SCANNING,), args)
+
+
+def _lanes(order: int) -> int:
+    """Return how many lanes share the states of a channel; a power of two."""
+    return 1 if order <= _STATES else 2 if order <= 2 * _STATES else 4

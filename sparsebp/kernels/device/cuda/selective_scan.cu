@@ -1,44 +1,129 @@
-// The selective scan: a thread a channel of a sample, down the steps, with some of its states in registers; more states
-// take more passes. Bound by exponentials and, on the way back, by the sums over channels.
+// The selective scan: 1, 2 or 4 lanes share a channel of a sample and go down its steps, each with some of the states in
+// registers; more states take more passes. Bound by exponentials and, on the way back, by the sums over channels.
+//
+// Memory would take longer than all of these: so a block takes b and c of a chunk of steps into shared memory, and a
+// thread asks for its inputs some steps ahead.
 //
 // The way back runs a chunk of steps forward again from its state, into scratch that the L2 cache holds, and then back.
 
 #include "common.cuh"
 
-constexpr int AT_ONCE = 8;  // of a pass
-constexpr int CHANNELS = 128;  // of a block, all of one sample
+constexpr int AT_ONCE = 8;  // states of a lane
+constexpr int MOST = 4;  // lanes that share a channel
+constexpr int THREADS = 128;  // of a block, all of one sample
 constexpr int CHUNK = 32;  // steps between two states that are kept, as in spec.py
+constexpr int AHEAD = 8;  // steps forward for which a thread asks at once
+constexpr int BEHIND = sizeof(real) == 4 ? 4 : 2;  // the same on the way back, where more is asked for
 
-extern "C" __global__ void __launch_bounds__(128) selective_scan(
+// Where a thread is: which channel, and which of its states.
+struct Place {
+    int64 sample, channel;
+    bool there;
+    int group, width;
+
+    __device__ Place(int64 channels, int64 blocks, int groups) {
+        sample = blockIdx.x / blocks;
+        channel = blockIdx.x % blocks * (THREADS / groups) + threadIdx.x / groups;
+        there = channel < channels;
+        group = threadIdx.x % groups;
+        width = groups * AT_ONCE;
+    }
+};
+
+// Takes `many` steps of b or c into shared memory, zeros for states that are not; a barrier must follow.
+__device__ __forceinline__ void take(
+    real* tile, const real* __restrict__ source, int64 start, int many, int64 batch, int64 order, int64 pass,
+    const Place& at) {
+    for (int e = threadIdx.x; e < many * at.width; e += THREADS) {
+        const int64 n = pass + e % at.width, row = (start + e / at.width) * batch + at.sample;
+        tile[e] = n < order ? source[row * order + n] : 0;
+    }
+}
+
+// The states' values of one step in the tile.
+__device__ __forceinline__ void read(const real* tile, int t, const Place& at, real (&out)[AT_ONCE]) {
+#pragma unroll
+    for (int piece = 0; piece < AT_ONCE / WIDTH; ++piece) {
+        real values[WIDTH];
+        load_wide(tile + t * at.width + at.group * AT_ONCE + piece * WIDTH, values);
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) out[piece * WIDTH + i] = values[i];
+    }
+}
+
+// The sum over the lanes of a channel, or over a warp's channels.
+__device__ __forceinline__ real sum_lanes(real value, int from, int to) {
+    for (int step = from; step < to; step *= 2) value += __shfl_xor_sync(ALL_LANES, value, step);
+    return value;
+}
+
+extern "C" __global__ void __launch_bounds__(128, 1) selective_scan(
     const real* __restrict__ x, const real* __restrict__ dt, const real* __restrict__ a, const real* __restrict__ b,
     const real* __restrict__ c, const real* __restrict__ d, const real* __restrict__ h0, real* __restrict__ y,
-    real* __restrict__ states, int64 steps, int64 batch, int64 channels, int64 order, int64 blocks) {
-    const int64 sample = blockIdx.x / blocks, channel = blockIdx.x % blocks * CHANNELS + threadIdx.x;
-    if (channel >= channels) return;
-    for (int64 first = 0; first == 0 || first < order; first += AT_ONCE) {
-        real h[AT_ONCE], rate[AT_ONCE];
+    real* __restrict__ states, int64 steps, int64 batch, int64 channels, int64 order, int64 blocks, int groups) {
+    __shared__ __align__(16) real of_b[CHUNK * MOST * AT_ONCE], of_c[CHUNK * MOST * AT_ONCE];
+    const Place at(channels, blocks, groups);
+    const real skip = at.there ? d[at.channel] : 0;
+    for (int64 pass = 0; pass == 0 || pass < order; pass += at.width) {
+        const int64 first = pass + at.group * AT_ONCE;
+        real h[AT_ONCE], rate[AT_ONCE], v[AHEAD], u[AHEAD];
 #pragma unroll
         for (int n = 0; n < AT_ONCE; ++n) {
-            h[n] = first + n < order ? h0[(sample * order + first + n) * channels + channel] : 0;
-            rate[n] = first + n < order ? a[(first + n) * channels + channel] : 0;
+            const bool used = at.there && first + n < order;
+            h[n] = used ? h0[(at.sample * order + first + n) * channels + at.channel] : 0;
+            rate[n] = used ? a[(first + n) * channels + at.channel] : 0;
         }
-        for (int64 t = 0; t < steps; ++t) {
-            const int64 row = t * batch + sample, at = row * channels + channel;
-            const real v = dt[at], u = x[at], through = v * u;
-            real total = first ? y[at] : d[channel] * u;
+        const auto ask = [&](int64 start) {
 #pragma unroll
-            for (int n = 0; n < AT_ONCE; ++n) {
-                if (first + n >= order) continue;
-                if (t % CHUNK == 0) states[((t / CHUNK * batch + sample) * order + first + n) * channels + channel] = h[n];
-                h[n] = exp_of(v * rate[n]) * h[n] + through * b[row * order + first + n];
-                total += c[row * order + first + n] * h[n];
+            for (int k = 0; k < AHEAD; ++k) {
+                const bool used = at.there && start + k < steps;
+                const int64 place = ((start + k) * batch + at.sample) * channels + at.channel;
+                v[k] = used ? dt[place] : 0;
+                u[k] = used ? x[place] : 0;
             }
-            y[at] = total;
+        };
+        ask(0);
+        for (int64 start = 0; start < steps; start += CHUNK) {
+            const int many = steps - start < CHUNK ? steps - start : CHUNK;
+            __syncthreads();  // the chunk before has been read
+            take(of_b, b, start, many, batch, order, pass, at);
+            take(of_c, c, start, many, batch, order, pass, at);
+            __syncthreads();
+#pragma unroll
+            for (int n = 0; n < AT_ONCE; ++n)
+                if (at.there && first + n < order)
+                    states[((start / CHUNK * batch + at.sample) * order + first + n) * channels + at.channel] = h[n];
+            for (int begin = 0; begin < many; begin += AHEAD) {
+                real v_now[AHEAD], u_now[AHEAD];
+#pragma unroll
+                for (int k = 0; k < AHEAD; ++k) v_now[k] = v[k], u_now[k] = u[k];
+                ask(start + begin + AHEAD);
+#pragma unroll
+                for (int k = 0; k < AHEAD; ++k) {
+                    const int t = begin + k;
+                    if (t >= many) break;
+                    const real through = v_now[k] * u_now[k];
+                    real total = 0, b_now[AT_ONCE], c_now[AT_ONCE];
+                    read(of_b, t, at, b_now);
+                    read(of_c, t, at, c_now);
+#pragma unroll
+                    for (int n = 0; n < AT_ONCE; ++n) {
+                        if (first + n >= order) continue;
+                        h[n] = exp_of(v_now[k] * rate[n]) * h[n] + through * b_now[n];
+                        total += c_now[n] * h[n];
+                    }
+                    total = sum_lanes(total, 1, groups);
+                    if (at.there && at.group == 0) {
+                        real& written = y[((start + t) * batch + at.sample) * channels + at.channel];
+                        written = total + (pass ? written : skip * u_now[k]);
+                    }
+                }
+            }
         }
-        const int64 last = (steps + CHUNK - 1) / CHUNK * batch + sample;
+        const int64 last = (steps + CHUNK - 1) / CHUNK * batch + at.sample;
 #pragma unroll
         for (int n = 0; n < AT_ONCE; ++n)
-            if (first + n < order) states[(last * order + first + n) * channels + channel] = h[n];
+            if (at.there && first + n < order) states[(last * order + first + n) * channels + at.channel] = h[n];
     }
 }
 
@@ -49,76 +134,113 @@ extern "C" __global__ void __launch_bounds__(128, 1) selective_scan_grad(
     const real* __restrict__ c, const real* __restrict__ d, const real* __restrict__ gy, const real* __restrict__ gh,
     const real* __restrict__ states, real* __restrict__ gx, real* __restrict__ gdt, real* __restrict__ ga,
     real* __restrict__ gb, real* __restrict__ gc, real* __restrict__ gd, real* __restrict__ gh0,
-    real* __restrict__ befores, int64 steps, int64 batch, int64 channels, int64 order, int64 blocks) {
-    const int64 sample = blockIdx.x / blocks, channel = blockIdx.x % blocks * CHANNELS + threadIdx.x;
-    const int64 threads = int64(gridDim.x) * CHANNELS, self = int64(blockIdx.x) * CHANNELS + threadIdx.x;
-    const int64 warp = channel / WARP, chunks = (steps + CHUNK - 1) / CHUNK;
-    const bool there = channel < channels;
-    const real skip = there ? d[channel] : 0;
-    for (int64 first = 0; first == 0 || first < order; first += AT_ONCE) {
+    real* __restrict__ befores, int64 steps, int64 batch, int64 channels, int64 order, int64 blocks, int groups) {
+    __shared__ __align__(16) real of_b[CHUNK * MOST * AT_ONCE], of_c[CHUNK * MOST * AT_ONCE];
+    const Place at(channels, blocks, groups);
+    const int64 threads = int64(gridDim.x) * THREADS, self = int64(blockIdx.x) * THREADS + threadIdx.x;
+    const int64 warp = (blockIdx.x % blocks * THREADS + threadIdx.x) / WARP, chunks = (steps + CHUNK - 1) / CHUNK;
+    const real skip = at.there ? d[at.channel] : 0;
+    for (int64 pass = 0; pass == 0 || pass < order; pass += at.width) {
+        const int64 first = pass + at.group * AT_ONCE;
         real h[AT_ONCE], rate[AT_ONCE], carried[AT_ONCE], total[AT_ONCE], piece[AT_ONCE], total_d = 0;
 #pragma unroll
         for (int n = 0; n < AT_ONCE; ++n) {
-            carried[n] = there && first + n < order ? gh[(sample * order + first + n) * channels + channel] : 0;
+            const bool used = at.there && first + n < order;
+            carried[n] = used ? gh[(at.sample * order + first + n) * channels + at.channel] : 0;
             total[n] = 0;
-            rate[n] = there && first + n < order ? a[(first + n) * channels + channel] : 0;
+            rate[n] = used ? a[(first + n) * channels + at.channel] : 0;
         }
         for (int64 chunk = chunks - 1; chunk >= 0; --chunk) {
-            const int64 start = chunk * CHUNK, stop = start + CHUNK < steps ? start + CHUNK : steps;
-            real piece_d = 0;
+            const int64 start = chunk * CHUNK;
+            const int many = steps - start < CHUNK ? steps - start : CHUNK;
+            real v[BEHIND], u[BEHIND], g_y[BEHIND], piece_d = 0;
+            const auto ask = [&](int begin, bool back) {
+#pragma unroll
+                for (int k = 0; k < BEHIND; ++k) {
+                    const bool used = at.there && begin + k < many;
+                    const int64 place = ((start + begin + k) * batch + at.sample) * channels + at.channel;
+                    v[k] = used ? dt[place] : 0;
+                    u[k] = used ? x[place] : 0;
+                    g_y[k] = used && back ? gy[place] : 0;
+                }
+            };
+            __syncthreads();  // the chunk before has been read
+            take(of_b, b, start, many, batch, order, pass, at);
+            take(of_c, c, start, many, batch, order, pass, at);
+            __syncthreads();
 #pragma unroll
             for (int n = 0; n < AT_ONCE; ++n) {
-                const int64 at = ((chunk * batch + sample) * order + first + n) * channels + channel;
-                h[n] = there && first + n < order ? states[at] : 0;
+                const int64 place = ((chunk * batch + at.sample) * order + first + n) * channels + at.channel;
+                h[n] = at.there && first + n < order ? states[place] : 0;
                 piece[n] = 0;
             }
-            for (int64 t = start; t < stop; ++t) {
-                const int64 row = t * batch + sample, at = row * channels + channel;
-                const real v = there ? dt[at] : 0, through = there ? v * x[at] : 0;
+            for (int begin = 0; begin < many; begin += BEHIND) {
+                ask(begin, false);
 #pragma unroll
-                for (int n = 0; n < AT_ONCE; ++n) {
-                    if (first + n >= order) continue;
-                    befores[((t - start) * AT_ONCE + n) * threads + self] = h[n];
-                    h[n] = exp_of(v * rate[n]) * h[n] + through * b[row * order + first + n];
+                for (int k = 0; k < BEHIND; ++k) {
+                    if (begin + k >= many) break;
+                    const real through = v[k] * u[k];
+                    real b_now[AT_ONCE];
+                    read(of_b, begin + k, at, b_now);
+#pragma unroll
+                    for (int n = 0; n < AT_ONCE; ++n) {
+                        befores[((begin + k) * AT_ONCE + n) * threads + self] = h[n];
+                        h[n] = exp_of(v[k] * rate[n]) * h[n] + through * b_now[n];
+                    }
                 }
             }
-            for (int64 t = stop - 1; t >= start; --t) {
-                const int64 row = t * batch + sample, at = row * channels + channel;
-                const real v = there ? dt[at] : 0, u = there ? x[at] : 0, g_y = there ? gy[at] : 0, through = v * u;
-                real of_dt = 0, of_input = 0;
+            for (int begin = (many - 1) / BEHIND * BEHIND; begin >= 0; begin -= BEHIND) {
+                real before[BEHIND][AT_ONCE];
+                ask(begin, true);
 #pragma unroll
-                for (int n = 0; n < AT_ONCE; ++n) {
-                    if (first + n >= order) continue;
-                    const int64 place = row * order + first + n;
-                    const real before = befores[((t - start) * AT_ONCE + n) * threads + self];
-                    const real factor = exp_of(v * rate[n]), g = g_y * c[place] + carried[n];
-                    const real back = g * before * factor;  // at dt a
-                    const real of_b = warp_sum(there ? g * through : 0);
-                    const real of_c = warp_sum(there ? g_y * (factor * before + through * b[place]) : 0);
-                    if (threadIdx.x % WARP == 0) {
-                        gb[warp * steps * batch * order + place] = of_b;
-                        gc[warp * steps * batch * order + place] = of_c;
+                for (int k = 0; k < BEHIND; ++k)
+#pragma unroll
+                    for (int n = 0; n < AT_ONCE; ++n)
+                        before[k][n] = begin + k < many ? befores[((begin + k) * AT_ONCE + n) * threads + self] : 0;
+#pragma unroll
+                for (int k = BEHIND - 1; k >= 0; --k) {
+                    if (begin + k >= many) continue;
+                    const int64 row = (start + begin + k) * batch + at.sample;
+                    const real through = v[k] * u[k];
+                    real of_dt = 0, of_input = 0, b_now[AT_ONCE], c_now[AT_ONCE];
+                    read(of_b, begin + k, at, b_now);
+                    read(of_c, begin + k, at, c_now);
+#pragma unroll
+                    for (int n = 0; n < AT_ONCE; ++n) {
+                        const real factor = exp_of(v[k] * rate[n]), g = g_y[k] * c_now[n] + carried[n];
+                        const real back = g * before[k][n] * factor;  // at dt a
+                        const real at_b = sum_lanes(g * through, groups, WARP);
+                        const real at_c = sum_lanes(g_y[k] * (factor * before[k][n] + through * b_now[n]), groups, WARP);
+                        if (threadIdx.x % WARP < groups && first + n < order) {
+                            gb[(warp * steps * batch + row) * order + first + n] = at_b;
+                            gc[(warp * steps * batch + row) * order + first + n] = at_c;
+                        }
+                        if (first + n >= order) continue;  // only now: the sums need all lanes
+                        of_dt += back * rate[n];
+                        of_input += g * b_now[n];
+                        piece[n] += back * v[k];
+                        carried[n] = factor * g;
                     }
-                    of_dt += back * rate[n];
-                    of_input += g * b[place];
-                    piece[n] += back * v;
-                    carried[n] = factor * g;
+                    of_dt = sum_lanes(of_dt, 1, groups);
+                    of_input = sum_lanes(of_input, 1, groups);
+                    piece_d += g_y[k] * u[k];
+                    if (at.there && at.group == 0) {
+                        const int64 place = row * channels + at.channel;
+                        gx[place] = v[k] * of_input + (pass ? gx[place] : skip * g_y[k]);
+                        gdt[place] = u[k] * of_input + of_dt + (pass ? gdt[place] : 0);
+                    }
                 }
-                if (!there) continue;
-                gx[at] = v * of_input + (first ? gx[at] : skip * g_y);
-                gdt[at] = u * of_input + of_dt + (first ? gdt[at] : 0);
-                piece_d += g_y * u;
             }
             total_d += piece_d;
 #pragma unroll
             for (int n = 0; n < AT_ONCE; ++n) total[n] += piece[n];
         }
-        if (!there) continue;
+        if (!at.there) continue;
 #pragma unroll
         for (int n = 0; n < AT_ONCE; ++n) {
-            const int64 place = (sample * order + first + n) * channels + channel;
+            const int64 place = (at.sample * order + first + n) * channels + at.channel;
             if (first + n < order) ga[place] = total[n], gh0[place] = carried[n];
         }
-        gd[sample * channels + channel] = total_d;
+        if (at.group == 0) gd[at.sample * channels + at.channel] = total_d;
     }
 }
