@@ -682,7 +682,7 @@ GPU_PEERS = Benchmark(
             "tf32_difference": "from float64, TF32", "captured_difference": "from float64, captured",
         }},
     ),
-    short=("what", "case", "ours", "peer", "theirs", "ratio", "called_ratio", "captured_ratio", "tf32_ratio"),
+    short=("what", "case", "ours", "peer", "theirs", "ratio", "called_ratio", "captured_ratio"),
     in_short=in_short,
     picture=harness.bars("{what}\n{case}", {"ratio": "over the fastest peer"}, harness.SPEED_UP, log=True, line=1.0),
 )  # fmt: skip
