@@ -828,8 +828,9 @@ def draw_numbers(result: Result) -> Any:
     axes[0, 1].set_xlabel("hidden size H (B = 16, float32)")
     axes[0, 1].set_ylabel("ns per time step")
     for ax in axes[0]:
-        ax.set_xscale("log")
-        ax.set_yscale("log")
+        if any(len(line.get_xdata()) for line in ax.lines):  # a run that was short may have no scans
+            ax.set_xscale("log")
+            ax.set_yscale("log")
     return drawing
 
 

@@ -198,24 +198,26 @@ def compared(figures: dict[str, Any]) -> list[Compared]:
     theirs = ("captured_ours", "captured_torch")
     cudnn = _range(_nano((sum(CUDNN[part][0] for part in CUDNN), sum(CUDNN[part][1] for part in CUDNN))))
     grid = {"cell": "RNN", "dtype": "float32", "batch": BATCH}
+    beside = [
+        Compared(f"{NAMES[cell]}, {part}{' by the recursion' * (part == 'backward')}, a step", step(cell, key),
+                 f"cuDNN {_span(CUDNN[part])}" if cell == "rnn" else "–", "gpu-numbers", number("cudnn", cell.upper()),
+                 f"{part}_ours", f"{part}_torch", True)
+        for cell in NAMES for part, key in (("forward", "forward"), ("backward", "1"))
+    ]  # fmt: skip
     rows = [
-        Compared("tanh RNN, forward, a step", step("rnn", "forward"), "–", "gpu-numbers", number("forward", "RNN"),
-                 "time", "", True),
-        Compared("tanh RNN, backward by the recursion, a step", step("rnn", "1"), "–", "gpu-numbers",
-                 number("backward", "RNN"), "time", "", True),
-        Compared("GRU, forward, a step", step("gru", "forward"), "–", "gpu-numbers", number("forward", "GRU"), "time",
-                 "", True),
-        Compared("GRU, backward by the recursion, a step", step("gru", "1"), "–", "gpu-numbers",
-                 number("backward", "GRU"), "time", "", True),
-        *(Compared(f"tanh RNN, backward by the scan, T = {length}", scan, "–", "gpu-numbers",
-                   number("summed", "RNN", length=length), "time", "") for length, scan in scans.items()),
+        *beside,
+        *(Compared(f"tanh RNN, backward by the scan, T = {length}", scan,
+                   f"cuDNN {_span((length * CUDNN['backward'][0], length * CUDNN['backward'][1]))}", "gpu-grid",
+                   grid | {"length": length}, "kernel_chunked", "backward_torch") for length, scan in scans.items()),
         *(Compared(f"tanh RNN, training step, captured, T = {length}", step_seconds(figures, "rnn", length)["captured"],
-                   f"cuDNN {_time(cudnn_step(length))}", "gpu-grid", grid | {"length": length}, "captured",
+                   f"cuDNN {_span(cudnn_step(length))}", "gpu-grid", grid | {"length": length}, "captured",
                    "captured_torch") for length in CHUNKS),
         Compared("nn.RNN, H = 20, forward and backward", whole("rnn"), f"cuDNN {cudnn} ns a step", "gpu-peers",
                  module("RNN", 20), *theirs),
         Compared("nn.GRU, H = 20, forward and backward", whole("gru"), "–", "gpu-peers", module("GRU", 20), *theirs),
-        Compared("nn.LSTM, H = 64, forward and backward, a step", (0.8e-6, 1.06e-6), "cuDNN 1.04 µs, backward alone",
+        Compared("GRU, H = 64, backward by the recursion, a step", (0.8e-6, 0.8e-6), "–", "gpu-numbers",
+                 number("cudnn", "GRU", hidden=64), "backward_ours", "backward_torch", True),
+        Compared("nn.LSTM, H = 64, forward and backward, a step", (1.06e-6, 1.06e-6), "cuDNN 1.04 µs, backward alone",
                  "gpu-peers", module("LSTM", 64), *theirs, True),
         Compared("nn.LSTM, H = 128, forward and backward, a step", (4.1e-6, 4.1e-6), "cuDNN 3 µs, backward alone",
                  "gpu-peers", module("LSTM", 128), *theirs, True),
