@@ -876,9 +876,9 @@ GPU_NUMBERS = Benchmark(
         },
         formats={"{:.0f}": {"cycles_a_step": "cycles per step"}},
     ),
-    short=("what", "cell", "product", "length", "hidden", "chunks", "rows_a_lane", "time", "cycles_a_step"),
-    in_short=lambda row: row["what"] == "spgemm" or (
-        row["what"] in ("forward", "backward", "phases") and (row["hidden"], row["dtype"]) == (HIDDEN, "float32")
+    short=("what", "cell", "hidden", "forward_ratio", "backward_ratio", "product", "time", "cusparse_ratio"),
+    in_short=lambda row: row["batch"] == BATCH and (
+        row["what"] == "spgemm" or (row["what"] == "cudnn" and row["hidden"] <= 128)
     ),
     picture=draw_numbers,
 )  # fmt: skip
