@@ -16,8 +16,8 @@ from sparsebp.kernels.device.launch import Defines
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 ALLOWED = {("gru_reduce", "sm_80"): 92, ("gru_forward", "sm_90"): 56, ("gru_forward", "sm_100"): 16}
-"""Kernels and architectures with the most bytes that they may spill: with five rows a lane, which a benchmark forces, and
-in float64 with 70 and 120 units."""
+"""Kernels and architectures with the most bytes that they may spill: with five rows a lane, which a benchmark forces,
+and in float64 with 70 and 120 units."""
 
 
 def spilled(file: str, defines: Defines, architecture: str) -> list[str]:
