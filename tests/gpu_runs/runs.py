@@ -18,7 +18,7 @@ from gpu_runs.carried import sanitizer
 from gpu_runs.stages import Stage
 
 WORKERS = 12
-FINISH = 8.0
+FINISH = 12.0
 """Seconds that a benchmark has for its picture, after its rows."""
 LISTED = 12
 """Lines of failures in the summary of a stage."""
