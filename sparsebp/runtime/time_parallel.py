@@ -35,7 +35,7 @@ from sparsebp.patterns import SparsityPattern
 from sparsebp.runtime.launch import check_same, checksums
 from sparsebp.scan import algorithms, plan_scan
 from sparsebp.scan.plan import plan_reduction
-from sparsebp.scan.rules import reduce_ratio
+from sparsebp.scan.rules import phases
 from sparsebp.scan.run import Multiply, check_arguments
 
 # A chain of transposed Jacobians over several ranks: layers across workers, back-propagated in parallel.
@@ -456,9 +456,13 @@ class TimeParallel:
         """Agree with the other ranks on the way, and choose how to go back through the rank's own steps."""
         layer, dtype = self.layer, self.layer.params["weight_ih_l0"].dtype
         shape, workers = (max(steps, 1), batch, layer.hidden_size), layer.options.workers
-        count = machine(xp, workers).workers
+        on = machine(xp, workers)
+        count = on.workers
         # Workers that outnumber the samples reduce chunks of the steps at the same time.
-        own = Stretch(steps, steps * reduce_ratio(self._size, batch) / max(1.0, count / batch))
+        step = 0.0  # where the way is known
+        if not layer.cell.diagonal:
+            step = max(phases(layer.cell.name, batch, layer.hidden_size, dtype.itemsize, on)[:2])
+        own = Stretch(steps, steps * step / max(1.0, count / batch))
         chunks = 1 if count == 1 else max(1, min(steps, -(-4 * count // batch)))  # some per worker: none waits long
         facts = {"batch": batch, "dtype": str(dtype), "device": "cpu" if backend.is_host(xp) else "cuda"}
         found = check_same(self.transport, facts, own)

@@ -17,6 +17,27 @@ vector has rows. It pays where more workers than rows would stand idle: on a GPU
 hidden size, or on a machine that the caller describes by ``workers=`` (BPPSA §3.6). There the algorithm with the least
 parallel time is taken, counted in FLOPs of one worker: max(work / workers, longest path of dependent steps), a lower
 bound by R. Brent, "The parallel evaluation of general arithmetic expressions", J. ACM 21, 1974.
+
+A recurrent layer's backward on a GPU was first measured on an H100, in
+``docs/benchmarks/gpu-peers-nvidia-h100-80gb-hbm3-de896d47.json``. Its times are of forward and backward together, in
+float32 and captured. The backward's alone is what is left without 50 µs of small kernels and the forward, at H = 64
+that of ``inference`` and otherwise estimated. What the rule counts for 528 schedulers at 1.98 GHz stands beside them:
+
+=====================  ==============  ========  ========  ===============  ==========
+layer, H               T, B            measured  backward  counted chunked  counted bp
+=====================  ==============  ========  ========  ===============  ==========
+GRU 64, 64 chunks      1000, 16        2249 µs   1940 µs   2122 µs          408 µs
+RNN 64, 64 chunks      1000, 16        1110 µs   910 µs    766 µs           149 µs
+RNN 120, 76 chunks     1406, 34        15.3 ms   15.0 ms   14.4 ms          369 µs
+GRU 64, 60 chunks      1000, 64        7447 µs   7100 µs   8168 µs          408 µs
+LSTM 40, 112 chunks    3047, 6         3748 µs   2700 µs   2651 µs          1046 µs
+GRU 64, 64 chunks      1000, 1         529 µs    220 µs    222 µs           408 µs
+LSTM 64, 64 chunks     1000, 1         877 µs    480 µs    519 µs           537 µs
+LSTM 64, bp            1000, 16        867 µs    470 µs    5541 µs          537 µs
+GRU 128, bp            1000, 16        1631 µs   850 µs    16.2 ms          796 µs
+LSTM 128, bp           1000, 16        2393 µs   1250 µs   43.0 ms          1055 µs
+RNN 128, bp            1000, 16        542 µs    260 µs    5533 µs          279 µs
+=====================  ==============  ========  ========  ===============  ==========
 """
 
 from __future__ import annotations
@@ -47,11 +68,22 @@ START = 25_000
 LAUNCH = 4000
 """FLOPs that a lane of a GPU could do in the 2 µs that a kernel takes to start. Predicted, not measured."""
 MAP_ROW = 0.4
-"""Time of a row in the reduction of a step to an affine map, over the time of the step in the recursion. In scan.json
-``chunked - bp`` is up to 7.2 times the whole ``bp`` for maps of 21 rows (B = 16). On a GPU it is 660 cycles over 84
-(RNN, H = 20), counted from machine code and not measured."""
+"""Time of a row in the reduction of a step to an affine map on a host, over the time of the step in the recursion. In
+scan.json ``chunked - bp`` is up to 7.2 times the whole ``bp`` for maps of 21 rows (B = 16)."""
 MAP_ROW_OF_FEW = 0.2
 """The same with fewer than four samples, which leave rows of the recursion's kernel idle. Roughly measured."""
+STEP = 40, 4
+"""Cycles of a step of the recursion on a GPU: of any, and of each of the H weights by which a unit of each gate
+multiplies. Measured: LSTM 930 at H = 64; RNN 515, GRU 1680, LSTM 2475 at H = 128; counted from machine code at H = 20:
+RNN 121, GRU 185. GRU and LSTM of 256 units take 10 times as long, as weights are streamed; a scan streams them, too."""
+RATE = 6.0
+"""Multiply-adds of a scheduler in a cycle while all of them reduce steps to maps; 32 at most. Measured: 4.5 to 6.9."""
+ROW_ALONE = 0.3
+"""Time of a map's row where it waits for no other map, over a step of the recursion: measured 0.29 (GRU, H = 64,
+B = 1), counted from machine code 0.2 to 0.5 (H = 20)."""
+COMBINE = 6, 44
+"""Cycles a row to combine a map with what comes after it: of maps in shared memory (H ≤ 32) by machine code, and of
+others, eight of whose values are loaded at a time from the L2 cache, in about 350 cycles."""
 
 # An algorithm for a chain of Jacobians.
 
@@ -309,6 +341,8 @@ def _planned(candidate: Candidate, chain: Chain, memory_limit: int | None) -> Si
 Cell: TypeAlias = Literal["rnn", "gru", "lstm"]
 STATES = {"rnn": 1, "gru": 1, "lstm": 2}
 """Arrays of H values in the state, which a Jacobian maps to each other."""
+GATES = {"rnn": 1, "gru": 3, "lstm": 4}
+"""Matrices (H, H) among the weights."""
 
 
 @dataclass(frozen=True)
@@ -351,7 +385,8 @@ def choose_recurrent_backward(
 
     The rule counts sequential steps. The recursion takes T. With C chunks a worker reduces T / C steps to an affine map
     of n + 1 rows (n = H, for an LSTM 2H), C maps are combined, and T / C steps run again. A scan pays where T is long,
-    the batch is small, and there are more workers than rows.
+    the batch is small, and there are more workers than rows. On a GPU the multiplications of the first phase are what
+    counts, T·B·(n + 1)·H² for each gate: it pays up to about 30 units, and with more for a sample or two.
 
     Parameters
     ----------
@@ -385,16 +420,17 @@ def choose_recurrent_backward(
     itemsize = backend.float_dtype(dtype).itemsize
     if backend.is_host(backend.check_module(xp)) and workers is None:
         return HOST_CHOICE
-    return _choose(STATES[cell] * H, T, B, itemsize, machine(xp, workers), memory_limit)
+    return _choose(cell, T, B, H, itemsize, machine(xp, workers), memory_limit)
 
 
 HOST_CHOICE = Choice("bp", 1, f"{ON_A_HOST}; workers= weighs it against a chunked scan", {"bp": 0})
 
 
 @lru_cache(maxsize=256)  # called at every forward
-def _choose(n: int, T: int, B: int, itemsize: int, m: Machine, memory_limit: int | None) -> Choice:
+def _choose(cell: Cell, T: int, B: int, H: int, itemsize: int, m: Machine, memory_limit: int | None) -> Choice:
+    n = STATES[cell] * H
     chunks = chunks_for(T, B, n, m)
-    recursion, chunked = T * max(1.0, B / m.workers), _chunked_steps(n, T, B, m, chunks)
+    recursion, chunked = T * max(1.0, B / m.workers), chunked_steps(phases(cell, B, H, itemsize, m), T, B, m, chunks)
     memory = {"bp": 0, "chunked": chunks * B * n * (n + 1) * itemsize}
     if memory_limit is None:
         memory_limit = m.memory // 2  # states, gates and gradients need the rest
@@ -420,15 +456,32 @@ def chunks_for(T: int, B: int, n: int, m: Machine) -> int:
     return min(T, isqrt(T * (n + 1)), 2 + m.workers // B)
 
 
-def reduce_ratio(n: int, B: int) -> float:
-    """Return the time to reduce a step to maps of n + 1 rows, over the time of the step in the recursion."""
-    return max(0.5, (n + 1) * (MAP_ROW if B >= 4 else MAP_ROW_OF_FEW))
+class Phases(NamedTuple):
+    """What the phases of reduce-then-scan take, over the time of a step of the recursion."""
+
+    alone: float  # to reduce a step to a map
+    shared: float  # the same, as the share of one worker while all are busy
+    combine: float  # to combine two maps
+    start: float  # two more kernels
 
 
-def _chunked_steps(n: int, T: int, B: int, m: Machine, chunks: int) -> float:
+def phases(cell: str, B: int, H: int, itemsize: int, m: Machine) -> Phases:
+    """Return what the phases take for maps of n + 1 rows."""
+    n = STATES[cell] * H
+    if not m.is_device:
+        row = max(0.5, (n + 1) * (MAP_ROW if B >= 4 else MAP_ROW_OF_FEW))
+        return Phases(row, row, 1.0, 0.0)
+    in_warps = H <= LANES  # else whole warps work out the units of a row
+    lanes, per_row = (H, COMBINE[0]) if in_warps else (-(-H // LANES) * LANES, COMBINE[1])
+    step = STEP[0] + STEP[1] * GATES[cell] * H
+    multiplied = GATES[cell] * H * lanes * (n + 1) * itemsize / 4  # a float64 takes two turns or more
+    return Phases(max(0.5, ROW_ALONE * (n + 1)), multiplied / RATE / step, per_row * n / step, 2 * LAUNCH / step)
+
+
+def chunked_steps(of: Phases, T: int, B: int, m: Machine, chunks: int) -> float:
     """Count the sequential steps of reduce-then-scan. The first and the last chunk need no map."""
     if chunks < 3:
         return T * max(1.0, B / m.workers)
-    length, ratio, groups = -(-T // chunks), reduce_ratio(n, B), -(-B // 8) if m.is_device else B
-    reduce = length * max(ratio, ((chunks - 2) * groups * ratio + B) / m.workers)
-    return reduce + chunks - 2 + length * max(1.0, (chunks - 1) * B / m.workers)
+    length = -(-T // chunks)
+    reduce = length * max(of.alone, ((chunks - 2) * B * of.shared + B) / m.workers)
+    return of.start + reduce + (chunks - 2) * of.combine + length * max(1.0, (chunks - 1) * B / m.workers)

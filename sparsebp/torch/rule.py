@@ -14,6 +14,7 @@ from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
+from sparsebp.core import backend
 from sparsebp.torch.modules import DTYPES
 
 # The size rule: which side is predicted to take less time for a call of these sizes.
@@ -227,6 +228,54 @@ MOST = 512
 """The largest hidden size that was measured."""
 
 
+# The size rule on a GPU: the GPU's time of a call counts, and the host's, which a CUDA graph does away with.
+#
+# The kernels run a call that saves more of the GPU's time than they take longer on the host. Where a CUDA graph is
+# captured the host's time does not count, nor in a side stream, where PyTorch wants the calls before a capture to be: a
+# kernel must have been loaded before it is captured.
+#
+# Measured on one H100 with PyTorch 2.11, float32 and 38 features: `GPU_COSTS` from the calls of 100 and of 1000 steps
+# (docs/benchmarks/gpu-peers-nvidia-h100-80gb-hbm3-de896d47.json). With TF32 PyTorch takes up to 25 µs less.
+
+MEASURED_ON = "NVIDIA H100 80GB HBM3"
+GPU_COSTS: dict[tuple[str, bool], dict[int, tuple[tuple[float, float], tuple[float, float]]]] = {
+    # cell, trains: by hidden size what the kernels take for a call and a step, and what PyTorch takes
+    ("RNN", True): {
+        20: ((90, 0.124), (105, 0.682)),
+        64: ((74, 0.297), (95, 0.779)),
+        128: ((84, 0.489), (98, 1.11)),
+        256: ((104, 2.33), (98, 3.92)),
+    },
+    ("GRU", True): {
+        20: ((89, 0.208), (62, 1.17)),
+        64: ((77, 0.587), (59, 1.55)),
+        128: ((81, 1.59), (51, 2.31)),
+        256: ((20, 34.3), (0, 16.2)),
+    },
+    ("LSTM", True): {
+        20: ((98, 0.344), (91, 0.828)),
+        64: ((84, 0.823), (101, 1.19)),
+        128: ((105, 2.33), (121, 4.23)),
+        256: ((66, 49.7), (0, 16.4)),
+    },
+    ("RNN", False): {64: ((29, 0.13), (10, 0.297))},
+    ("GRU", False): {64: ((30, 0.242), (16, 0.488))},
+    ("LSTM", False): {64: ((41, 0.32), (18, 0.444))},
+}
+"""Microseconds with 16 samples; of GRU and LSTM with 256 units PyTorch's captured, which no host slows down. Steps of
+RNN and GRU with 64 units are of inference and of the backward by the recursion, which was not chosen then."""
+OF_ONE_SAMPLE = {"RNN": 0.7, "GRU": 0.7, "LSTM": 0.9}
+"""Share of its time that PyTorch takes with less than 16 samples, at least; the RNN's was not measured. The kernels
+take as long. With more samples both take longer, PyTorch by more (GRU and LSTM of 64 units, 64 and 256 samples)."""
+GPU_SAMPLES, GPU_VALUES = 256, 2**14
+"""The most samples, and values of a state, that were measured."""
+HOST_TIMES = {True: (3200.0, 1300.0), False: (1200.0, 170.0)}
+"""Microseconds of the host by the kernels and by PyTorch, by whether the call trains."""
+PACKED = (17.5, 200.0), (12.7, 61.0)
+"""The same that a packed sequence takes besides, of the GPU and of the host: the kernels for every length, PyTorch for
+every step, in place of its steps above. Of a GRU of 20 units with 64 samples of different lengths up to 1000."""
+
+
 class Case(NamedTuple):
     """A case of the size rule."""
 
@@ -299,7 +348,9 @@ _SEEN = Way(False, "a mode of PyTorch's dispatcher, which is to see every operat
 _MALFORMED = Way(False, "an input that is empty, or not of two or three dimensions")
 _NOT_PLAIN = Way(False, "an input or weights that are no plain dense tensors")
 _OF_INFERENCE = Way(False, "tensors of inference mode, which cannot be saved for a backward")
-_ELSEWHERE = Way(False, "measured on a CPU alone")
+_ELSEWHERE = Way(False, "measured on a CPU and on a GPU of NVIDIA's alone")
+_WITHOUT_CUPY = Way(False, "a GPU that CuPy does not see; the kernels need it")
+_NOT_LOADED = Way(False, "a CUDA graph, and the kernels have not run such a call in a side stream before")
 _TENSORS = (Tensor, torch.nn.Parameter)
 _OF_WEIGHTS = frozenset((*_TENSORS, types.NoneType))
 
@@ -338,10 +389,13 @@ def way_of(module: Any, input: Any, always: bool = False) -> Way:
         rows = batch * steps
     if batch == 0 or steps == 0:
         return _MALFORMED
-    way = _by_size(
-        module.mode, dtype, packed, torch.is_grad_enabled(), torch.get_num_threads() > 1, module.input_size,
-        module.hidden_size, batch, steps, rows, module.num_layers, 2 if module.bidirectional else 1,
+    trains, numbers = torch.is_grad_enabled(), (
+        module.input_size, module.hidden_size, batch, steps, rows, module.num_layers, 2 if module.bidirectional else 1,
     )  # fmt: skip
+    if x.is_cpu:
+        way = _by_size(module.mode, dtype, packed, trains, torch.get_num_threads() > 1, *numbers)
+    else:
+        way = _on_a_gpu(module, x, packed, trains, numbers)
     return (_dispatch_obstacle(module, x, packed) or way) if way.ours and not packed else way
 
 
@@ -358,10 +412,79 @@ def _by_size(mode: str, dtype: torch.dtype, packed: bool, trains: bool, threaded
     return Way(ours < torchs, told)
 
 
+def _on_a_gpu(module: Any, x: Tensor, packed: bool, trains: bool, numbers: tuple[int, ...]) -> Way:
+    """Decide by the size rule for a GPU, and by whether what is captured has been loaded."""
+    if not x.is_cuda or torch.version.hip:
+        return _ELSEWHERE
+    if x.dtype is torch.float64 or module.proj_size:
+        return Way(False, f"{'float64' if x.dtype is torch.float64 else 'a projection'}, not measured on a GPU")
+    number = x.device.index
+    captured = torch.cuda.is_current_stream_capturing()
+    aside = not captured and torch.cuda.current_stream(number) != torch.cuda.default_stream(number)
+    cell = module.mode.partition("_")[0]
+    way = _by_size_on_a_gpu(cell, packed, trains, captured or aside, _device_name(number), *numbers)
+    if not way.ours:
+        return way
+    if not _sees_gpu():
+        return _WITHOUT_CUPY
+    loaded = _loaded(module.mode, packed, trains, number, *numbers)
+    if captured and not loaded:
+        return _NOT_LOADED
+    if aside:
+        loaded[:] = [True]
+    return way
+
+
+@functools.lru_cache(maxsize=4096)
+def _by_size_on_a_gpu(cell: str, packed: bool, trains: bool, in_graph: bool, name: str, *numbers: int) -> Way:
+    """Decide by the size rule for a GPU, float32; `in_graph`: the host's time does not count."""
+    sizes = Sizes(*numbers)
+    packed = packed and sizes.steps * sizes.batch > sizes.rows
+    case = f"float32 {cell}{', packed' if packed else ''}{'' if trains else ', no gradients'}"
+    measured = GPU_COSTS[cell, trains]
+    found = next((costs for hidden, costs in measured.items() if hidden >= sizes.hidden), None)
+    unlike = {
+        f"H = {sizes.hidden}": found is None,
+        f"{sizes.batch} samples": sizes.batch > GPU_SAMPLES or sizes.batch * sizes.hidden > GPU_VALUES,
+        "several layers or directions": (sizes.layers, sizes.directions) != (1, 1),
+        "packed": packed and (cell, trains) != ("GRU", True),
+    }
+    if found is None or any(unlike.values()):
+        return Way(False, f"{case}, {next(key for key, value in unlike.items() if value)}: not measured on a GPU")
+    (call, step), (torch_call, torch_step) = found
+    ours, torchs, (host, torch_host) = call + step * sizes.steps, torch_call, HOST_TIMES[trains]
+    if packed:
+        (length, host_length), (torch_step, torch_host_step) = PACKED
+        ours, host = ours + length * min(sizes.batch, sizes.steps), host + host_length * min(sizes.batch, sizes.steps)
+        torch_host += torch_host_step * sizes.steps
+    torchs += torch_step * sizes.steps
+    if sizes.batch < 16:
+        torchs *= OF_ONE_SAMPLE[cell]
+    device = MEASURED_ON if name == MEASURED_ON else f"{MEASURED_ON}, not this {name}"
+    told = f"{case}, {sizes}: about {ours / 1e3:.3g} ms of the GPU by the kernels, {torchs / 1e3:.3g} ms by PyTorch"
+    of_host = f"{host / 1e3:.3g} and {torch_host / 1e3:.3g} ms of the host"
+    told += f"; {'in or before a CUDA graph' if in_graph else of_host}; measured on an {device}"
+    return Way(torchs - ours > (0.0 if in_graph else max(0.0, host - torch_host)), told)
+
+
+@functools.lru_cache(maxsize=256)
+def _loaded(*call: Any) -> list[bool]:
+    """Return what holds an entry if the kernels have run such a call in a side stream."""
+    return []
+
+
+@functools.cache
+def _device_name(number: int | None) -> str:
+    return torch.cuda.get_device_name(number)
+
+
+@functools.cache
+def _sees_gpu() -> bool:
+    return backend.has_gpu()
+
+
 def _dispatch_obstacle(module: Any, x: Tensor, packed: bool) -> Way | None:
     """Return the way that rules out the kernels where they would be faster, None if nothing does."""
-    if not x.is_cpu:
-        return _ELSEWHERE
     if x.numel() == 0 or (packed and x.dim() != 2):
         return _MALFORMED
     if torch._C._is_any_autocast_enabled():

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from matrices import csr, dense, disjoint, of_blocks, of_runs, random_pattern
 from sparsebp import SparsityPattern, models, nn, optim
 from sparsebp.core.backend import to_device, to_host
 from sparsebp.interop import torch as bridge
+from sparsebp.torch.rule import way_of
 from sparsebp.train import Callback, Trainer
 from torch_twins import loaded, recurrent_twin
 
@@ -666,6 +668,27 @@ def test_accelerated_modules_take_turns_with_pytorch_on_another_stream(place: st
         if stream is not None:
             torch.cuda.current_stream().wait_stream(stream)
     hold(max(worst_of(got, want) for got in found), 1e-5)
+
+
+def test_accelerate_runs_the_kernels_in_a_graph(place: str, hold: Any) -> None:
+    """Calls in a side stream, as before a capture, load what is captured; the stand-in's stream is always such."""
+    module = torch.nn.RNN(38, sized(20, 5)).to(place)
+    x, other = (torch.randn(steps, 16, 38, device=place) for steps in (sized(1000, 6), 5))
+    want = step(module, x)
+    st.accelerate(module)
+    side = None if STANDIN else torch.cuda.Stream()
+    counts = strict_cupy.counted() if STANDIN else contextlib.nullcontext()
+    if side is not None:
+        side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side), counts as seen:
+        got = step(module, x)
+        assert not STANDIN or seen.ours > 0
+        with mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True):
+            assert way_of(module, x).ours
+            assert "have not run such a call" in way_of(module, other).why
+    if side is not None:
+        torch.cuda.current_stream().wait_stream(side)
+    hold(worst_of(got, want), 1e-4)
 
 
 def test_gradcheck_of_the_linear_recurrence(place: str, hold: Any) -> None:

@@ -21,14 +21,16 @@ from sparsebp.scan.rules import (
     Candidate,
     _choose,
     candidates,
+    chunked_steps,
     chunks_for,
     layers_time,
-    reduce_ratio,
+    phases,
     stack_time,
 )
 
 GPU = Machine("GPU", 528, 80 << 30, True)
 SMALL_GPU = Machine("GPU", 80, 8 << 30, True)
+CELLS = st.sampled_from(["rnn", "gru", "lstm"])
 
 
 def test_the_rule_for_a_host_is_what_was_measured():
@@ -70,40 +72,92 @@ def test_many_cores_and_one_sample_run_the_scan():
 
 def test_a_gpu_scans_long_sequences_of_few_samples():
     """The paper's working point, T = 1000 and more at B = 16 and H = 20, is one where the scan pays; T = 10 is not."""
-    long = _choose(20, 3000, 16, 4, GPU, None)
+    long = _choose("rnn", 3000, 16, 20, 4, GPU, None)
     assert long.algorithm == "chunked" and 3 <= long.chunks <= 3000
-    assert _choose(20, 10, 16, 4, GPU, None).algorithm == "bp"
-    assert _choose(20, 3000, 256, 4, GPU, None).algorithm == "bp"  # the batch fills it
+    assert _choose("rnn", 10, 16, 20, 4, GPU, None).algorithm == "bp"
+    assert _choose("rnn", 3000, 256, 20, 4, GPU, None).algorithm == "bp"  # the batch fills it
 
 
 @pytest.mark.parametrize(("T", "chunks"), [(1000, 64), (30_000, 258)])
 def test_a_gpu_gets_as_many_chunks_as_have_a_warp_scheduler_each(T, chunks):
-    assert _choose(20, T, 16, 4, GPU, None).chunks == chunks
+    assert _choose("rnn", T, 16, 20, 4, GPU, None).chunks == chunks
     assert GPU.workers >= 16 + (258 - 2) * 2  # the last chunk's samples, and two groups of eight a map
 
 
-def test_larger_hidden_sizes_turn_to_the_recursion():
-    assert _choose(20, 1000, 16, 4, GPU, None).algorithm == "chunked"
-    assert _choose(128, 1000, 16, 4, GPU, None).algorithm == "bp"
-    assert reduce_ratio(20, 16) == 2 * reduce_ratio(20, 1) == 0.4 * 21
+@pytest.mark.parametrize(
+    ("cell", "T", "B", "H", "chunks", "microseconds"),
+    [
+        ("gru", 1000, 16, 64, 64, 1940),
+        ("rnn", 1000, 16, 64, 64, 910),
+        ("rnn", 1406, 34, 120, 76, 15_000),
+        ("gru", 1000, 64, 64, 60, 7100),
+        ("lstm", 3047, 6, 40, 112, 2700),
+        ("gru", 1000, 1, 64, 64, 220),
+        ("lstm", 1000, 1, 64, 64, 480),
+        ("lstm", 1000, 16, 64, 1, 470),
+        ("gru", 1000, 16, 128, 1, 850),
+        ("lstm", 1000, 16, 128, 1, 1250),
+        ("rnn", 1000, 16, 128, 1, 260),
+    ],
+)
+def test_a_gpu_takes_what_was_faster(cell, T, B, H, chunks, microseconds):
+    """The counted steps are an H100's time of the backward (gpu-peers); the recursion is taken where it is faster."""
+    step = (40 + 4 * {"rnn": 1, "gru": 3, "lstm": 4}[cell] * H) / 1980  # µs
+    counted = step * chunked_steps(phases(cell, B, H, 4, GPU), T, B, GPU, chunks)
+    assert counted == pytest.approx(microseconds, rel=0.25)
+    choice = _choose(cell, T, B, H, 4, GPU, None)
+    assert choice.algorithm == ("chunked" if (cell, B) == ("gru", 1) else "bp")
+    assert chunks == 1 or choice.chunks in (1, chunks)  # the chunks that were measured
 
 
-def test_memory_limit_of_a_recurrent_backward():
-    free = _choose(20, 30_000, 16, 4, GPU, None)
-    assert free.memory["chunked"] == free.chunks * 16 * 20 * 21 * 4
-    tight = _choose(20, 30_000, 16, 4, GPU, free.memory["chunked"] - 1)
-    assert tight.algorithm == "bp" and "beyond the memory limit" in tight.reason
-    assert _choose(20, 30_000, 16, 4, GPU, free.memory["chunked"]).algorithm == "chunked"
+@pytest.mark.parametrize(("cell", "chunked"), [("rnn", True), ("gru", True), ("lstm", False)])
+def test_a_scan_of_twenty_units_pays_on_a_gpu_where_launches_are_outweighed(cell, chunked):
+    assert (_choose(cell, 1000, 16, 20, 4, GPU, None).algorithm == "chunked") is chunked
+    assert _choose(cell, 100, 16, 20, 4, GPU, None).algorithm == "bp"
+    assert _choose(cell, 1000, 16, 20, 8, GPU, None).algorithm == "bp"  # float64
 
 
 @given(
-    T=st.integers(1, 100_000), B=st.integers(1, 300), n=st.integers(1, 256),
+    cell=CELLS, T=st.integers(30, 100_000), B=st.integers(1, 64), H=st.integers(1, 200),
+    m=st.sampled_from([GPU, SMALL_GPU]), chunks=st.integers(3, 300),
+)  # fmt: skip
+def test_samples_and_units_turn_to_the_recursion(cell, T, B, H, m, chunks):
+    """On a GPU. So does float64; a longer sequence does not."""
+    of = phases(cell, B, H, 4, m)
+    steps = chunked_steps(of, T, B, m, chunks)
+    assert steps <= chunked_steps(phases(cell, B + 1, H, 4, m), T, B + 1, m, chunks)
+    assert steps <= chunked_steps(phases(cell, B, H, 8, m), T, B, m, chunks)
+    assert of.shared <= phases(cell, B, H + 1, 4, m).shared
+    if _choose(cell, T, B, H, 4, m, None).algorithm == "bp":
+        wider = H + 20 if H >= 12 else H  # below, launches count more than the maps' rows
+        for more in ((cell, T, 4 * B, H, 4), (cell, T, B, wider, 4), (cell, T, B, H, 8)):
+            assert _choose(*more, m, None).algorithm == "bp"
+    elif T >= 300:
+        assert _choose(cell, 4 * T, B, H, 4, m, 1 << 60).algorithm == "chunked"
+
+
+def test_a_row_of_a_map_on_a_host():
+    of = phases("rnn", 16, 20, 4, machine(np, 2))
+    assert of.alone == of.shared == 0.4 * 21 and (of.combine, of.start) == (1, 0)
+    assert phases("gru", 1, 20, 8, machine(np, 2)).shared == 0.2 * 21
+
+
+def test_memory_limit_of_a_recurrent_backward():
+    free = _choose("rnn", 30_000, 16, 20, 4, GPU, None)
+    assert free.memory["chunked"] == free.chunks * 16 * 20 * 21 * 4
+    tight = _choose("rnn", 30_000, 16, 20, 4, GPU, free.memory["chunked"] - 1)
+    assert tight.algorithm == "bp" and "beyond the memory limit" in tight.reason
+    assert _choose("rnn", 30_000, 16, 20, 4, GPU, free.memory["chunked"]).algorithm == "chunked"
+
+
+@given(
+    cell=CELLS, T=st.integers(1, 100_000), B=st.integers(1, 300), H=st.integers(1, 256),
     m=st.sampled_from([GPU, SMALL_GPU, machine(np, 1), machine(np, 4), machine(np, 4096)]),
 )  # fmt: skip
-def test_every_shape_has_a_choice(T, B, n, m):
-    choice = _choose(n, T, B, 8, m, None)
+def test_every_shape_has_a_choice(cell, T, B, H, m):
+    choice = _choose(cell, T, B, H, 8, m, None)
     assert choice.algorithm in ("bp", "chunked")
-    assert 1 <= choice.chunks <= T and 1 <= chunks_for(T, B, n, m) <= T
+    assert 1 <= choice.chunks <= T and 1 <= chunks_for(T, B, 2 * H, m) <= T
     assert choice.algorithm == "bp" or choice.chunks >= 3
 
 

@@ -51,6 +51,8 @@ def on_the_device() -> Iterator[None]:
         mock.patch.object(torch.Tensor, "is_cpu", always(False), create=True),
         mock.patch.object(torch.Tensor, "__dlpack_device__", lambda _: (2, 0)),
         mock.patch.object(torch.cuda, "current_stream", lambda device=None: SimpleNamespace(cuda_stream=stream.ptr)),
+        mock.patch.object(torch.cuda, "default_stream", lambda device=None: SimpleNamespace(cuda_stream=0)),
+        mock.patch.object(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200"),
         mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
         mock.patch.object(torch, "from_dlpack", taken),
         mock.patch.object(sys.modules["cupy"], "from_dlpack", to_array, create=True),
