@@ -585,10 +585,9 @@ def compute_run_back(
             kind, rows, cuts, start, weights_of_run, (all_h[len(h0) :], *(() if c0 is None else (to_array(c),))),
             to_array(gates) if KEPT[kind] else None, at_y, at_last[: len(start)], for_input, for_weights, all_h,
         )  # fmt: skip
-        at_x = found.x
-        if at_x is not None:
-            at_x = _ordered(at_x, order) if padding is None else to_tensor(at_x)[padding.given]
-        return _tensors(x, (at_x, *_pair(found.start), *(found.weights[:4] if found.weights else (None,) * 4)))
+        at_x = None if found.x is None else _ordered(found.x, order)
+        got = _tensors(x, (at_x, *_pair(found.start), *(found.weights[:4] if found.weights else (None,) * 4)))
+        return got if padding is None or at_x is None else (got[0][padding.given], *got[1:])
 
 
 def _pad_kept(kind: str, padding: Padding, h: Tensor, c: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
