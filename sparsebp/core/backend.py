@@ -293,6 +293,14 @@ def recording(recorder: GraphRecorder) -> Iterator[None]:
         _recording.recorder = before
 
 
+def copy(target: Array, source: Array) -> None:
+    """Copy an array into another of its shape and dtype, both C-contiguous; on a device it is no kernel of CuPy's."""
+    if type(target) is np.ndarray:
+        target[...] = source
+    else:
+        target.data.copy_from_device_async(source.data, source.nbytes)
+
+
 def constant(xp: ModuleType, host: np.ndarray) -> Array:
     """Return a host array's values on the current device of `xp`; `host` must not change afterwards.
 
@@ -306,14 +314,14 @@ def kept(xp: ModuleType, host: np.ndarray) -> Array:
     """Return a host array's values on the current device of `xp`, for use on any stream for any time.
 
     The host waits for them, so that no later work has to, on whatever stream or thread. They are sent on the legacy
-    stream: memory that was freed while others still read it is not overwritten early.
+    stream, to memory of its own: what was freed while others still read it is not overwritten early.
     """
     recorder = getattr(_recording, "recorder", None)
     if xp is np:
         return host
     if recorder is not None:  # the same, outside the graph's stream and memory
         return recorder.constant(host)
-    with xp.cuda.Stream.null as stream:
+    with xp.cuda.using_allocator(xp.get_default_memory_pool().malloc), xp.cuda.Stream.null as stream:
         array = xp.asarray(host)
         stream.synchronize()  # synchronize!
     return array

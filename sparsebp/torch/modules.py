@@ -194,8 +194,14 @@ def _run(module: RNNBase, x: Tensor, batch_sizes: Tensor | None, batch: int, hx:
                 for part, found in zip(lasts, last, strict=True):
                     part.append(found)
             x = torch.cat(outputs, 1) if module.bidirectional else outputs[0]
-    states = [torch.stack(part) for part in lasts]  # also one: no view
+    states = [torch.stack(part) if len(part) > 1 else _alone(part[0]) for part in lasts]
     return x, states[0] if len(states) == 1 else (states[0], states[1])
+
+
+def _alone(state: Tensor) -> Tensor:
+    """Return the state of a single run as that of all runs: no copy, and no view either."""
+    found: Tensor = torch.ops.aten._unsafe_view(state, (1, *state.shape))
+    return found
 
 
 def _run_once(

@@ -28,6 +28,7 @@ from sparsebp.core.errors import OptionError
 from sparsebp.nn.bptt import BackwardOptions
 from sparsebp.nn.cells import CellMath, GRUMath, LSTMMath, RNNMath, State, Tape, Weights
 from sparsebp.nn.recurrent import choose
+from sparsebp.torch.padding import FEW_SEGMENTS, Padding, padding_of
 
 # Tensors as arrays and back, without a copy: NumPy on the CPU, CuPy on a GPU and on PyTorch's current stream.
 
@@ -42,20 +43,31 @@ _NO_STREAM = contextlib.nullcontext()
 
 @contextlib.contextmanager
 def _on_its_stream(tensor: Tensor) -> Iterator[None]:
-    cp, number = backend.cupy(), tensor.device.index
-    with cp.cuda.Device(number), _wrapped(torch.cuda.current_stream(number).cuda_stream, number), _memory(cp):
+    cuda, device = _cupy().cuda, tensor.device
+    stream = torch._C._cuda_getCurrentRawStream(device.index)
+    with cuda.Device(device.index), _wrapped(stream, device.index), cuda.using_allocator(_memory(device)):
         yield
 
 
-def _memory(cp: ModuleType) -> contextlib.AbstractContextManager[Any]:
-    """Let CuPy take memory from PyTorch while PyTorch captures its stream: it belongs to the graph for good."""
-    if not torch.cuda.is_current_stream_capturing():
-        return _NO_STREAM
-    allocator = cp.cuda.PythonFunctionAllocator(
-        torch.cuda.caching_allocator_alloc, lambda pointer, _: torch.cuda.caching_allocator_delete(pointer)
-    )
-    using: contextlib.AbstractContextManager[Any] = cp.cuda.using_allocator(allocator.malloc)
-    return using
+class _Room(NamedTuple):
+    """Memory that CuPy was given: bytes of a tensor."""
+
+    tensor: Tensor
+
+
+@cache
+def _memory(device: torch.device) -> Callable[[int], Any]:
+    """Return an allocator for CuPy: PyTorch's memory, of its current stream there, and of a graph that it captures.
+
+    So an array becomes a tensor without a copy, and there is one pool of memory instead of two.
+    """
+    cuda, number = backend.cupy().cuda, device.index
+
+    def allocate(size: int) -> Any:
+        tensor = torch.empty(size, dtype=torch.uint8, device=device)
+        return cuda.MemoryPointer(cuda.UnownedMemory(tensor.data_ptr(), size, _Room(tensor), number), 0)
+
+    return allocate
 
 
 class _Foreign(NamedTuple):
@@ -76,24 +88,46 @@ def _wrapped(pointer: int, number: int) -> Any:
     return backend.cupy().cuda.ExternalStream(pointer, number)  # before CuPy 14, which warns of it
 
 
+_OF_ARRAYS = {
+    torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64), torch.complex64: np.dtype(np.complex64),
+    torch.complex128: np.dtype(np.complex128), torch.int32: np.dtype(np.int32), torch.int64: np.dtype(np.int64),
+}  # fmt: skip
+_OF_TENSORS = {dtype: of_tensor for of_tensor, dtype in _OF_ARRAYS.items()}
+_cupy = cache(backend.cupy)  # which asks the driver at every call
+
+
 def to_array(tensor: Tensor) -> Array:
-    """Return a tensor's values as a C-contiguous array that shares memory, or a copy if it is not contiguous."""
+    """Return a tensor's values as a C-contiguous array that shares memory, or a copy if it is not contiguous.
+
+    On a GPU within `on_its_stream`, so nobody has to wait: not DLPack, which takes several times as long.
+    """
     if tensor.is_cuda:
-        return backend.cupy().from_dlpack(tensor.detach().resolve_neg().contiguous())
+        if tensor.is_neg() or tensor.is_conj() or not tensor.is_contiguous():
+            tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        cp = _cupy()
+        memory = cp.cuda.UnownedMemory(tensor.data_ptr(), tensor.nbytes, tensor, tensor.device.index)
+        return cp.ndarray(tensor.shape, _OF_ARRAYS[tensor.dtype], cp.cuda.MemoryPointer(memory, 0))
     # not DLPack: it cannot say that memory is writeable, and kernels are compiled for writeable memory
     array = tensor.numpy(force=True)  # copies only tensors with a negative bit
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def to_tensor(array: Array) -> Tensor:
-    """Return an array that nothing else keeps as a tensor; NumPy memory is shared.
+    """Return an array that nothing else keeps as a tensor; memory is shared.
 
-    A CuPy array is copied on the current stream: its memory returns to CuPy's pool, which does not know about other
-    PyTorch streams that may still read it.
+    A CuPy array of memory that is not PyTorch's own is copied: it would return to CuPy's pool, which does not know
+    about other PyTorch streams that may still read it. Within `on_its_stream`.
     """
-    if type(array) is np.ndarray or backend.device_of(array) == "cpu":
+    if type(array) is np.ndarray:
         return torch.from_numpy(array)
-    return torch.from_dlpack(array).clone()
+    owner = getattr(array.data.mem, "_owner", None)
+    if type(owner) is not _Room or not array.flags.c_contiguous:
+        array = array.copy()  # in C order
+        owner = array.data.mem._owner
+    found = torch.empty(0, dtype=_OF_TENSORS[array.dtype], device=owner.tensor.device)
+    first = (array.data.ptr - owner.tensor.data_ptr()) // array.itemsize
+    # no view, which callers could not detach_
+    return found.set_(owner.tensor.untyped_storage(), first, array.shape)  # type: ignore[call-overload]
 
 
 # Forward mode within forward mode. PyTorch calls the ``jvp`` of an `autograd.Function` with forward mode off at every
@@ -153,16 +187,16 @@ def _cut(sizes: bytes, rows: int, batch: int) -> tuple[Segment, ...]:
     return tuple(found)
 
 
-def reversed_rows(batch_sizes: np.ndarray | None, rows: int, batch: int, xp: ModuleType = np) -> Array:
-    """Return, in an array of `xp`, the row that replaces each row when every sample is reversed; its own inverse."""
+def reversed_rows(batch_sizes: np.ndarray | None, rows: int, batch: int) -> np.ndarray:
+    """Return the row that replaces each row when every sample is reversed; its own inverse."""
     if batch_sizes is None:
         steps = rows // batch if rows else 0
-        return xp.arange(rows).reshape(steps, batch)[::-1].reshape(-1)
+        return np.arange(rows).reshape(steps, batch)[::-1].reshape(-1)
     firsts = np.cumsum(batch_sizes) - batch_sizes
     step = np.repeat(np.arange(batch_sizes.size), batch_sizes)
     sample = np.arange(rows) - firsts[step]
     lengths = batch_sizes.size - np.searchsorted(batch_sizes[::-1], np.arange(batch), side="right")
-    return xp.asarray(firsts[lengths[sample] - 1 - step] + sample)
+    return firsts[lengths[sample] - 1 - step] + sample
 
 
 # One run of a recurrent cell, a layer in one direction, over packed rows: arrays in, arrays out, no tensors.
@@ -212,41 +246,54 @@ class PackedTape(Tape):
 
 def forward(kind: str, x: Array, cuts: Sequence[Segment], start: State, weights: Weights) -> Forward:
     """Run over x (N, I), segment by segment."""
-    cell, xp, hidden = CELLS[kind], backend.namespace(x), weights.weight_hh.shape[1]
-    k = kernels.get(xp)
+    xp, batch, hidden = backend.namespace(x), len(start[0]), weights.weight_hh.shape[1]
     gates = empty(xp, (len(x), KEPT[kind] * hidden), x.dtype) if KEPT[kind] else None
-    batch = len(start[0])
     h = empty(xp, (batch + len(x), hidden), x.dtype)
-    h[:batch] = start[0]
+    backend.copy(h[:batch], start[0])
     states = h[batch:], *[empty(xp, (len(x), hidden), x.dtype) for _ in start[1:]]
-    done = Forward(states, tuple(map(xp.array, start)), gates, h)
+    return Forward(states, _run(kind, x, cuts, start, weights, states, gates), gates, h)
+
+
+def _run(
+    kind: str, x: Array, cuts: Sequence[Segment], start: State, weights: Weights, states: State, gates: Array | None
+) -> State:
+    """Fill states and gates; return each sample's last state."""
     if not cuts:
-        return done
+        return tuple([part.copy() for part in start])
+    cell, k = CELLS[kind], kernels.get(backend.namespace(x))
     projected, *projection = cell.inputs(k, x[:, None], weights)
     inputs = projected.reshape(len(x), -1)
-    if cell.fits(x, weights, hidden, start):
-        k = k.unchecked
-        if len(cuts) > 1:
-            kernels.on_host().cells.forward(
-                kind, cuts, inputs, weights.weight_hh, weights.bias_hh, projection, states, gates, done.last
-            )
-            return done
+    fits = cell.fits(x, weights, weights.weight_hh.shape[1], start)
+    if len(cuts) == 1:
+        k = k.unchecked if fits else k
+        cell.run(k, _steps(inputs, cuts[0]), weights, _tape(x, cuts, 0, start, states, gates), *projection)
+        return tuple([rows[len(rows) - len(start[0]) :].copy() for rows in states])
+    last = tuple([part.copy() for part in start])
+    if fits:
+        kernels.on_host().cells.forward(
+            kind, cuts, inputs, weights.weight_hh, weights.bias_hh, projection, states, gates, last
+        )
+        return last
     for number, cut in enumerate(cuts):
-        tape = _tape(x, cuts, number, start, states, gates)
-        cell.run(k, _steps(inputs, cut), weights, tape, *projection)
+        cell.run(k, _steps(inputs, cut), weights, _tape(x, cuts, number, start, states, gates), *projection)
         stop = cut.rows.stop
-        for part, rows in zip(done.last, states, strict=True):
-            part[: cut.batch] = rows[stop - cut.batch : stop]
-    return done
+        for part, rows in zip(last, states, strict=True):
+            backend.copy(part[: cut.batch], rows[stop - cut.batch : stop])
+    return last
 
 
 def infer(kind: str, x: Array, cuts: Sequence[Segment], start: State, weights: Weights) -> tuple[Array, State]:
-    """Return h (N, H) and each sample's last state as `forward` does, and keep nothing; on the host."""
-    cell, last = CELLS[kind], tuple(part.copy() for part in start)
+    """Return h (N, H) and each sample's last state as `forward` does, and keep nothing."""
+    cell, xp, shape = CELLS[kind], backend.namespace(x), (len(x), weights.weight_hh.shape[1])
+    if not backend.is_host(xp):
+        gates = empty(xp, (len(x), KEPT[kind] * shape[1]), x.dtype) if KEPT[kind] else None
+        written = tuple([empty(xp, shape, x.dtype) for _ in start])
+        return written[0], _run(kind, x, cuts, start, weights, written, gates)
+    last = tuple([part.copy() for part in start])
     if len(cuts) == 1:
         states, ends = cell.infer(_steps(x, cuts[0]), last, weights)
         return states.reshape(len(x), -1), tuple(end.copy() for end in ends)
-    h = empty(np, (len(x), weights.weight_hh.shape[1]), x.dtype)
+    h = empty(np, shape, x.dtype)
     if cuts:
         kernels.on_host().inference.infer_segments(cell.kind, cuts, x, *weights[:4], last, h)
     return h, last
@@ -261,10 +308,6 @@ def backward(
     `before` is `Forward.h`.
     """
     cell, xp, hidden = CELLS[kind], backend.namespace(x), weights.weight_hh.shape[1]
-    if for_weights and not for_input and len(cuts) == 1:
-        summed = _summed_backward(cell, x, cuts, start, weights, states, gates, gy, at_last, before)
-        if summed is not None:
-            return summed
     k, compiled = kernels.get(xp), None
     if (
         cell.fits(x, weights, hidden, start)
@@ -273,9 +316,13 @@ def backward(
         and (not KEPT[kind] or _are_rows(x, KEPT[kind] * hidden, gates))
     ):
         k, compiled = k.unchecked, kernels.on_host().cells
+    if len(cuts) == 1:
+        return _backward_of_one(
+            cell, k, x, cuts[0], start, weights, states, gates, gy, at_last, for_input, for_weights, before
+        )
     grad_gates = empty(xp, (len(x), cell.columns * hidden), x.dtype)
     arriving = tuple(
-        xp.zeros_like(part) if g is None else xp.array(g) for g, part in zip(at_last, start, strict=True)
+        xp.zeros_like(part) if g is None else g.copy() for g, part in zip(at_last, start, strict=True)
     )  # fmt: skip
     chunks = [_chunks(cell, cut, hidden, len(cuts), x.dtype, xp) for cut in cuts]
     if len(cuts) > 1 and max(chunks) == 1 and compiled is not None:
@@ -288,43 +335,45 @@ def backward(
             gy_here = None if gy is None else _steps(gy, cut)
             cell.run_back(k, tape, weights.weight_hh, gy_here, here, chunks[number], _steps(grad_gates, cut), out)
             for part, found in zip(here, out, strict=True):
-                part[...] = found
+                backend.copy(part, found)
     grad_gates = grad_gates[:, None]
     at_input = cell.input_grad(grad_gates, weights)[:, 0] if for_input else None
     at_weights = None
     if for_weights:
-        whole = _whole(x[:, None], start, (states[0][:, None],), gates, cuts, before)
+        whole = PackedTape(x[:, None], start, (states[0][:, None],), gates, _before_all(cuts, start, before)[:, None])
         at_weights = cell.weight_grad(grad_gates, whole, weights)
     return Backward(at_input, arriving, at_weights)
 
 
-def _summed_backward(
-    cell: CellMath, x: Array, cuts: Sequence[Segment], start: State, weights: Weights, states: State,
-    gates: Array | None, gy: Array | None, at_last: tuple[Array | None, ...], before: Array,
-) -> Backward | None:  # fmt: skip
-    """Return the gradients of one segment if its kernel accumulates the weight gradients, else None."""
-    tape = _tape(x, cuts, 0, start, states, gates)
+def _backward_of_one(
+    cell: CellMath, k: Any, x: Array, cut: Segment, start: State, weights: Weights, states: State, gates: Array | None,
+    gy: Array | None, at_last: tuple[Array | None, ...], for_input: bool, for_weights: bool, before: Array,
+) -> Backward:  # fmt: skip
+    """Return what `backward` does for a single segment; where only weights ask, a kernel may sum on its way."""
     xp = backend.namespace(x)
-    k, chunks = kernels.get(xp), choose(_AUTO, cell, tape.h.shape, x.dtype, xp).chunks
-    if not cell.sums_inside(k, tape, chunks):
-        return None
-    whole = _whole(tape.x, start, tape.states, tape.gates, cuts, before)
-    gy_here = None if gy is None else _steps(gy, cuts[0])
-    k = k.unchecked if cell.fits(tape.x, weights, tape.h.shape[2]) else k
-    found = cell.summed_backward(k, whole, weights, gy_here, at_last, chunks)
-    return Backward(None, found.initial, found.weights)
+    gy = None if gy is None else _steps(gy, cut)
+    tape = _tape(x, (cut,), 0, start, states, gates)
+    tape.h_prev = _steps(before, cut)
+    chunks = _chunks(cell, cut, tape.h.shape[2], 1, x.dtype, xp)
+    if for_weights and not for_input and cell.sums_inside(kernels.get(xp), tape, chunks):
+        summed = cell.summed_backward(k, tape, weights, gy, at_last, chunks)
+        return Backward(None, summed.initial, summed.weights)
+    ga = empty(xp, (cut.steps, cut.batch, cell.columns * tape.h.shape[2]), x.dtype)
+    initial = tuple([xp.empty(part.shape, part.dtype) for part in start])
+    cell.run_back(k, tape, weights.weight_hh, gy, at_last, chunks, ga, initial)
+    at_input = cell.input_grad(ga, weights).reshape(x.shape) if for_input else None
+    return Backward(at_input, initial, cell.weight_grad(ga, tape, weights) if for_weights else None)
 
 
-def _whole(x: Array, start: State, states: State, gates: Array | None, cuts: Sequence[Segment], h: Array) -> PackedTape:
-    """Return a tape of all rows, with the state before each row's step (N, H), shaped as the states."""
-    before, batch = h[: len(h) - len(start[0])], len(start[0])
-    if len(cuts) > 1:  # where sequences end, the state before a row stands less than `batch` rows before it
-        before = empty(backend.namespace(h), before.shape, h.dtype)
-        for number, cut in enumerate(cuts):
-            second = cut.first + cut.batch
-            before[cut.first : second] = _before(cuts, number, start[0], h[batch:])
-            before[second : cut.rows.stop] = h[batch + cut.first : batch + cut.rows.stop - cut.batch]
-    return PackedTape(x, start, states, gates, before.reshape(states[0].shape))
+def _before_all(cuts: Sequence[Segment], start: State, h: Array) -> Array:
+    """Return the state before each row's step (N, H); where sequences end, it stands less than B rows before it."""
+    batch = len(start[0])
+    before = empty(backend.namespace(h), (len(h) - batch, h.shape[1]), h.dtype)
+    for number, cut in enumerate(cuts):
+        second = cut.first + cut.batch
+        backend.copy(before[cut.first : second], _before(cuts, number, start[0], h[batch:]))
+        backend.copy(before[second : cut.rows.stop], h[batch + cut.first : batch + cut.rows.stop - cut.batch])
+    return before
 
 
 def _are_rows(x: Array, columns: int, *arrays: Array | None) -> bool:
@@ -345,7 +394,7 @@ def _before(cuts: Sequence[Segment], number: int, start: Array, states: Array) -
     """Return the states before a segment's first step: rows of `start`, or of the previous segment's last step."""
     batch = cuts[number].batch
     if number == 0:
-        return start[:batch]
+        return start  # all samples have a first step
     first = cuts[number].first - cuts[number - 1].batch
     return states[first : first + batch]
 
@@ -354,13 +403,21 @@ def _chunks(cell: CellMath, cut: Segment, hidden: int, segments: int, dtype: np.
     """Return the number of chunks in which a segment goes back."""
     if segments > 1 and cut.steps < LONG:
         return 1
-    return int(choose(_AUTO, cell, (cut.steps, cut.batch, hidden), dtype, xp).chunks)
+    number = backend.device_number(xp)
+    return _chunks_there(cell, cut.steps, cut.batch, hidden, dtype, number) if number is not None else 1
+
+
+@lru_cache(maxsize=256)  # the choice takes longer than a launch; on a host it is the recursion
+def _chunks_there(cell: CellMath, steps: int, batch: int, hidden: int, dtype: np.dtype, device: int) -> int:
+    """Return the number of chunks on a device, the current one."""
+    return int(choose(_AUTO, cell, (steps, batch, hidden), dtype, backend.cupy()).chunks)
 
 
 def _steps(rows: Array, cut: Segment) -> Array:
     """Return the rows of a segment as (steps, samples, features): a view."""
     first, steps, batch = cut
-    return rows[first : first + steps * batch].reshape(steps, batch, rows.shape[1])
+    here = rows if len(rows) == steps * batch else rows[first : first + steps * batch]
+    return here.reshape(steps, batch, rows.shape[1])
 
 
 # The runs as operators of PyTorch's dispatcher, ``sparsebp::run`` and ``sparsebp::run_back``.
@@ -451,14 +508,30 @@ def compute_run(
     h (B + N, H) begins with h0. y has memory of its own: a caller may write to it.
     """
     with on_its_stream(x):
-        rows, start = to_array(x), _state(h0, c0)
-        cuts, order = _cuts(reverse, batch_sizes, rows, h0.shape[0])
-        done = forward(kind, _ordered(rows, order), cuts, start, _weights(weights))
+        start, sizes = _state(h0, c0), _sizes(batch_sizes)
+        padding = _padding(reverse, sizes, x, h0.shape[0])
+        if padding is not None:
+            return _run_padded(kind, padding, x, start, _weights(weights))
+        cuts, order = segments(sizes, len(x), h0.shape[0]), _order(reverse, sizes, x, h0.shape[0])
+        done = forward(kind, _ordered(to_array(x), order), cuts, start, _weights(weights))
         (h, c), (h_n, c_n) = _pair(done.states), _pair(done.last)
-        y = empty(backend.namespace(h), h.shape, h.dtype) if order is None else h.take(order, axis=0)
         if order is None:
-            y[...] = h
+            y = empty(backend.namespace(h), h.shape, h.dtype)
+            backend.copy(y, h)
+        else:
+            y = _ordered(h, order)
         return _tensors(x, (y, h_n, c_n, done.h, c, done.gates))
+
+
+def _run_padded(kind: str, padding: Padding, x: Tensor, start: State, weights: Weights) -> tuple[Tensor, ...]:
+    """Return what `compute_run` does, by one run over all steps of all samples."""
+    done = forward(kind, to_array(padding.pad(x, padding.given)), _whole(padding), start, weights)
+    h, *c = map(to_tensor, done.states)
+    none = [x.new_empty(0) for _ in range(3)]
+    return (
+        h[padding.given], h[padding.ends], c[0][padding.ends] if c else none[0], to_tensor(done.h)[padding.kept],
+        c[0][padding.run] if c else none[1], none[2] if done.gates is None else to_tensor(done.gates)[padding.run],
+    )  # fmt: skip
 
 
 torch.library.impl("sparsebp::run", ("cpu", "cuda"), compute_run)
@@ -468,11 +541,14 @@ def infer_op(
     kind: str, reverse: bool, batch_sizes: Tensor | None, x: Tensor, h0: Tensor, c0: Tensor | None,
     *weights: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return y, h_n and c_n as ``sparsebp::run`` does, for CPU tensors without gradients."""
-    rows = to_array(x)
-    cuts, order = _cuts(reverse, batch_sizes, rows, h0.shape[0])
-    h, last = infer(kind, _ordered(rows, order), cuts, _state(h0, c0), _weights(weights))
-    return _tensors(x, (_ordered(h, order), *_pair(last)))
+    """Return y, h_n and c_n as ``sparsebp::run`` does, for tensors without gradients."""
+    with on_its_stream(x):
+        sizes = _sizes(batch_sizes)
+        if _padding(reverse, sizes, x, h0.shape[0]) is not None:
+            return compute_run(kind, reverse, batch_sizes, x, h0, c0, *weights)
+        cuts, order = segments(sizes, len(x), h0.shape[0]), _order(reverse, sizes, x, h0.shape[0])
+        h, last = infer(kind, _ordered(to_array(x), order), cuts, _state(h0, c0), _weights(weights))
+        return _tensors(x, (_ordered(h, order), *_pair(last)))
 
 
 @torch.library.register_fake("sparsebp::run")
@@ -494,16 +570,44 @@ def compute_run_back(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Return the gradients at x, h0, c0 and the weights."""
     with on_its_stream(x):
-        rows, start, at_y, all_h = to_array(x), _state(h0, c0), _array(gy), to_array(h)
-        cuts, order = _cuts(reverse, batch_sizes, rows, h0.shape[0])
+        start, sizes, weights_of_run = _state(h0, c0), _sizes(batch_sizes), _weights(weights)
+        padding = _padding(reverse, sizes, x, h0.shape[0])
+        if padding is None:
+            cuts, order = segments(sizes, len(x), h0.shape[0]), _order(reverse, sizes, x, h0.shape[0])
+            at_y, at_last = _ordered(_array(gy), order), (_array(grad_h_n), _array(grad_c_n))
+            rows = _ordered(to_array(x), order)
+        else:
+            cuts, order, rows = _whole(padding), None, to_array(padding.pad(x, padding.given))
+            at_y, at_last = _array(_pad_gradients(padding, gy, grad_h_n)), (None, _array(grad_c_n))
+            h, c, gates = _pad_kept(kind, padding, h, c, gates)
+        all_h = to_array(h)
         found = backward(
-            kind, _ordered(rows, order), cuts, start, _weights(weights),
-            (all_h[len(h0) :], *(() if c0 is None else (to_array(c),))), to_array(gates) if KEPT[kind] else None,
-            at_y if at_y is None else _ordered(at_y, order), (_array(grad_h_n), _array(grad_c_n))[: len(start)],
-            for_input, for_weights, all_h,
+            kind, rows, cuts, start, weights_of_run, (all_h[len(h0) :], *(() if c0 is None else (to_array(c),))),
+            to_array(gates) if KEPT[kind] else None, at_y, at_last[: len(start)], for_input, for_weights, all_h,
         )  # fmt: skip
-        at_x = found.x if found.x is None else _ordered(found.x, order)
-        return _tensors(x, (at_x, *_pair(found.start), *(found.weights[:4] if found.weights else (None,) * 4)))
+        at_x = None if found.x is None else _ordered(found.x, order)
+        got = _tensors(x, (at_x, *_pair(found.start), *(found.weights[:4] if found.weights else (None,) * 4)))
+        return got if padding is None or at_x is None else (got[0][padding.given], *got[1:])
+
+
+def _pad_kept(kind: str, padding: Padding, h: Tensor, c: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a run kept, padded by values for which no gradient flows from there; see `CellMath.close`."""
+    h = padding.pad(h, padding.kept, 1 if kind == "rnn_tanh" else 0, before=1)
+    if KEPT[kind]:
+        gates = padding.pad_gates(gates, CLOSED[kind])
+    return h, padding.pad(c, padding.run) if c.numel() else c, gates
+
+
+CLOSED = {"gru": 2, "lstm": 1}
+"""The gate that is one past a sample's end: n, and f; all others are zero."""
+
+
+def _pad_gradients(padding: Padding, gy: Tensor | None, at_ends: Tensor | None) -> Tensor | None:
+    """Return the gradients at every step, with those at each sample's last state, which is that of its last step."""
+    if gy is None:
+        return None if at_ends is None else padding.pad(at_ends, padding.ends)
+    padded = padding.pad(gy, padding.given)
+    return padded if at_ends is None else padded.index_add_(0, padding.ends, at_ends)
 
 
 torch.library.impl("sparsebp::run_back", ("cpu", "cuda"), compute_run_back)
@@ -518,16 +622,39 @@ def _shapes_of_run_back(
     return tuple(x.new_empty((0,) if like is None else like.shape) for like in wanted)
 
 
-def _cuts(reverse: bool, batch_sizes: Tensor | None, rows: Array, batch: int) -> tuple[Sequence[Segment], Array | None]:
-    """Return the segments of the rows, and the order of the rows in a reversed run."""
-    sizes = None if batch_sizes is None else batch_sizes.numpy()
-    cuts = segments(sizes, len(rows), batch)
-    return cuts, reversed_rows(sizes, len(rows), batch, backend.namespace(rows)) if reverse else None
+def _sizes(batch_sizes: Tensor | None) -> np.ndarray | None:
+    return None if batch_sizes is None else batch_sizes.numpy().astype(np.int64, copy=False)
 
 
-def _ordered(rows: Array, order: Array | None) -> Array:
+def _padding(reverse: bool, sizes: np.ndarray | None, x: Tensor, batch: int) -> Padding | None:
+    """Return the padding for a packed run on a GPU; None for others, and where it does not pay."""
+    if sizes is None or not x.is_cuda or len(segments(sizes, len(x), batch)) <= FEW_SEGMENTS:
+        return None
+    return padding_of(sizes, reversed_rows(sizes, len(x), batch) if reverse else None, x, batch)
+
+
+def _whole(padding: Padding) -> tuple[Segment]:
+    return (Segment(0, padding.steps, padding.batch),)
+
+
+def _order(reverse: bool, sizes: np.ndarray | None, x: Tensor, batch: int) -> Array | int | None:
+    """Return the order of the rows in a reversed run: the rows themselves, or how many belong to each step."""
+    if not reverse or sizes is None:
+        return batch if reverse else None
+    order = reversed_rows(sizes, len(x), batch)
+    return backend.cupy().asarray(order) if x.is_cuda else order
+
+
+def _ordered(rows: Array | None, order: Array | int | None) -> Array | None:
     """Reorder rows by an order that is its own inverse, so gradients use it too."""
-    return rows if order is None else rows.take(order, axis=0)
+    if rows is None or order is None:
+        return rows
+    if not isinstance(order, int):
+        return rows.take(order, axis=0)
+    if not len(rows):
+        return rows
+    steps = rows.reshape(len(rows) // order, order, rows.shape[1])
+    return backend.namespace(rows).ascontiguousarray(steps[::-1]).reshape(rows.shape)
 
 
 def _array(tensor: Tensor | None) -> Array | None:
@@ -639,7 +766,7 @@ def recurrent(
 
 
 def _is_plain_inference(*tensors: Tensor | None) -> bool:
-    """Whether this is a plain call on the CPU without gradients: no transform, mode, tangent or graph."""
+    """Whether this is a plain call without gradients: no transform, mode, tangent or graph."""
     return (
         not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
@@ -649,7 +776,7 @@ def _is_plain_inference(*tensors: Tensor | None) -> bool:
         and torch._C._len_torch_function_stack() == 0
         and torch.autograd.forward_ad._current_level < 0
         and all(
-            tensor is None or (type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type == "cpu")
+            tensor is None or (type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type in ("cpu", "cuda"))
             for tensor in tensors
         )
     )

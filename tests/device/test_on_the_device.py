@@ -182,9 +182,10 @@ def test_a_stream_of_pytorchs_is_used_without_a_warning_and_outlives_its_use(sec
     from sparsebp.torch.ops import on_its_stream
 
     theirs = cupy.cuda.Stream(non_blocking=True)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda number: SimpleNamespace(cuda_stream=theirs.ptr))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    tensor = SimpleNamespace(is_cuda=True, device=SimpleNamespace(index=second))
+    empty = torch.empty
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda number: theirs.ptr, raising=False)
+    monkeypatch.setattr(torch, "empty", lambda size, dtype, device: empty(size, dtype=dtype))
+    tensor = SimpleNamespace(is_cuda=True, device=torch.device("cuda", second))
     with cupy.cuda.Device(0), warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(3):

@@ -45,24 +45,30 @@ class Foreign(Memory):
 
     def __init__(self, address: int, size: int, owner: Any = None) -> None:
         self.ptr, self.size, self.device_id, self.owner = address, size, current_device(), owner
-        self.buffer = _host_bytes(address, size) if size else np.empty(0, np.uint8)
+        self.buffer = _host_bytes(address, size, owner) if size else np.empty(0, np.uint8)
         with _lock:
             _held.add(self)
 
 
-class PythonFunctionAllocator:
-    """As ``cupy.cuda.PythonFunctionAllocator``."""
+class UnownedMemory(Foreign):
+    """As ``cupy.cuda.UnownedMemory``. Who asks for an owner, to use the memory, waits for the current stream.
 
-    def __init__(self, malloc_func: Callable[[int, int], int], free_func: Callable[[int, int], None]) -> None:
-        self._malloc, self._free = malloc_func, free_func
+    Until then all owners are kept: other libraries' memory is freed in the order of the stream, too.
+    """
 
-    def malloc(self, size: int) -> MemoryPointer:
-        """Return memory of those functions."""
-        number = current_device()
-        found = Foreign(self._malloc(size, number) if size else 0, size)
-        if size:
-            weakref.finalize(found, self._free, found.ptr, number).atexit = False
-        return MemoryPointer(found, 0)
+    def __init__(self, ptr: int, size: int, owner: Any, device_id: int | None = None) -> None:
+        super().__init__(ptr, size, owner)
+        _lent.setdefault(current_stream().ptr, []).append(owner)
+
+    @property
+    def _owner(self) -> Any:
+        stream = current_stream().ptr
+        DEVICE.synchronize(stream)
+        _lent.pop(stream, None)
+        return self.owner
+
+
+_lent: dict[int, list[Any]] = {}
 
 
 _held: weakref.WeakSet[Memory] = weakref.WeakSet()
@@ -244,5 +250,7 @@ def _address(mem: Any) -> int:
     return mem if isinstance(mem, int) else mem.value
 
 
-def _host_bytes(address: int, size: int) -> np.ndarray:
-    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+def _host_bytes(address: int, size: int, owner: Any = None) -> np.ndarray:
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    memory.owner = owner  # type: ignore[attr-defined]  # until work that was asked for has been done
+    return np.frombuffer(memory, np.uint8)

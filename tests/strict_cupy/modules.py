@@ -165,7 +165,7 @@ def build() -> dict[str, ModuleType]:
         "cupy.cuda", Device=Device, Stream=device.Stream, ExternalStream=device.ExternalStream, Event=device.Event,
         Graph=device.Graph, get_current_stream=device.current_stream, get_elapsed_time=device.get_elapsed_time,
         MemoryPool=memory.MemoryPool, MemoryPointer=memory.MemoryPointer, using_allocator=memory.using_allocator,
-        PythonFunctionAllocator=memory.PythonFunctionAllocator,
+        UnownedMemory=memory.UnownedMemory,
         PinnedMemoryPool=memory.PinnedMemoryPool, alloc_pinned_memory=memory.alloc_pinned_memory,
         set_pinned_memory_allocator=memory.set_pinned_memory_allocator, runtime=_runtime(),
         is_available=lambda: True,

@@ -39,6 +39,7 @@ def to_tensor(array: ndarray) -> torch.Tensor:
 def on_the_device() -> Iterator[None]:
     """Take all tensors for tensors on the device, in a stream of their own that waits for no other one."""
     stream, from_dlpack = Stream(non_blocking=True), torch.from_dlpack
+    deterministic = torch.are_deterministic_algorithms_enabled()
 
     def taken(array: Any, **options: Any) -> torch.Tensor:
         return to_tensor(array) if isinstance(array, ndarray) else from_dlpack(array, **options)
@@ -46,6 +47,7 @@ def on_the_device() -> Iterator[None]:
     def always(value: bool) -> Any:
         return mock.PropertyMock(return_value=value)
 
+    torch.use_deterministic_algorithms(True)  # new memory holds NaN
     with (
         mock.patch.object(torch.Tensor, "is_cuda", always(True), create=True),
         mock.patch.object(torch.Tensor, "is_cpu", always(False), create=True),
@@ -53,8 +55,12 @@ def on_the_device() -> Iterator[None]:
         mock.patch.object(torch.cuda, "current_stream", lambda device=None: SimpleNamespace(cuda_stream=stream.ptr)),
         mock.patch.object(torch.cuda, "default_stream", lambda device=None: SimpleNamespace(cuda_stream=0)),
         mock.patch.object(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200"),
+        mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda device: stream.ptr, create=True),
         mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
         mock.patch.object(torch, "from_dlpack", taken),
         mock.patch.object(sys.modules["cupy"], "from_dlpack", to_array, create=True),
     ):
-        yield
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(deterministic)

@@ -89,6 +89,7 @@ class Share(NamedTuple):
     kept: int
 
 
+@cache
 def lane_share(fold: int, outputs: int, hidden: int, itemsize: int, inputs: int = 0) -> Share:
     """Return the share for `outputs` results a unit from `fold` * H values of state and `inputs` of input.
 
