@@ -249,9 +249,10 @@ def compared(figures: dict[str, Any]) -> list[Compared]:
 
 
 def results(name: str) -> list[dict[str, Any]]:
-    """Return the rows of a benchmark that was measured on a GPU, of its newest result; none if it was not."""
+    """Return the rows of a benchmark that were measured on a GPU, those of the newest result first."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in BENCHMARKS.glob(f"{name}-*.json")]
-    return max(found, key=lambda one: one["environment"]["date"])["rows"] if found else []
+    found.sort(key=lambda one: one["environment"]["date"], reverse=True)
+    return [row for result in found for row in result["rows"]]
 
 
 def _measured(figures: dict[str, Any]) -> str:
@@ -289,7 +290,7 @@ def what_has_run() -> str:
         f"GPU kernels, in CUDA C++, have run on an {run['gpu']}: {right} {calls} calls of {run['launches']['kernels']} "
         f"kernels are right, and {counts['passed']} of {counts['passed'] + counts['failed']} GPU tests passed."
     )
-    layers = {row["hidden"]: row for row in results("gpu-peers") if MODULE.items() <= row.items()}
+    layers = {row["hidden"]: row for row in reversed(results("gpu-peers")) if MODULE.items() <= row.items()}
     ratios = [f"{layers[hidden]['captured_ratio']['median']:.2g} times ({hidden} units)" for hidden in (20, 128, 256)
               if "captured_ratio" in layers.get(hidden, {})]  # fmt: skip
     return f"{said} In a CUDA graph, `nn.GRU` is {', '.join(ratios)} as fast as cuDNN's." if ratios else said

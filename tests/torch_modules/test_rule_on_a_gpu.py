@@ -28,11 +28,7 @@ def decided(
     return _by_size_on_a_gpu(cell, packed, trains, graph, name, 38, H, B, T, rows or T * B, layers, 1)
 
 
-RESULT = Path(__file__).parents[2] / "docs" / "benchmarks" / "gpu-peers-nvidia-h100-80gb-hbm3-de896d47.json"
-BY_CHUNKS = [
-    ["GRU", 1000, 16, 64], ["GRU", 1000, 64, 64], ["RNN", 1000, 16, 64], ["RNN", 1406, 34, 120], ["LSTM", 3047, 6, 40],
-]  # fmt: skip
-"""Rows whose backward was a chunked scan, slower than the recursion that runs now."""
+RESULT = Path(__file__).parents[2] / "docs" / "benchmarks" / "gpu-peers-nvidia-h100-80gb-hbm3-d37eb1f3.json"
 
 
 def rows() -> Iterator[Any]:
@@ -40,7 +36,7 @@ def rows() -> Iterator[Any]:
     for row in json.loads(RESULT.read_text(encoding="utf-8"))["rows"]:
         cell, *sizes = (row.get(name) for name in ("cell", "length", "batch", "hidden"))
         trains = row["what"] == "accelerate"
-        if row["what"] == "inference" or (trains and [cell, *sizes] not in BY_CHUNKS):
+        if trains or row["what"] == "inference":
             yield pytest.param(cell, trains, *sizes, row, id=f"{row['what']} {row['case']}")
 
 
@@ -67,11 +63,11 @@ def test_the_table_is_what_was_measured(cell, trains, T, B, H, row):
 @pytest.mark.parametrize(
     ("cell", "T", "B", "H", "trains", "ours"),
     [
-        ("LSTM", 1000, 16, 128, True, True),  # 1.9 ms less of the GPU, about as much more of the host
+        ("LSTM", 1000, 16, 128, True, True),  # 2 ms less of the GPU, 1.3 ms more of the host
         ("LSTM", 3854, 16, 128, True, True),
         ("GRU", 1000, 16, 20, True, False),
-        ("RNN", 1000, 16, 256, True, False),
-        ("RNN", 3000, 16, 256, True, True),
+        ("RNN", 500, 16, 256, True, False),
+        ("RNN", 1000, 16, 256, True, True),
         ("GRU", 1000, 16, 256, True, False),
         ("GRU", 100_000, 16, 256, True, False),
         ("GRU", 1000, 16, 64, False, False),
@@ -85,11 +81,10 @@ def test_outside_a_graph_the_host_counts(cell, T, B, H, trains, ours):
 
 
 def test_packed_sequences_on_a_gpu():
-    """Measured: 1.4 ms by the kernels, 29.5 ms by PyTorch, 16 and 62 ms of the host; captured 1.0 and 12.7."""
+    """Measured: 0.6 ms by the kernels, 36 ms by PyTorch, 3 and 68 ms of the host; captured 1.0 and 12.7."""
     for graph in (True, False):
         assert decided("GRU", 1000, 64, 20, graph=graph, packed=True, rows=35_000).ours
-    assert not decided("GRU", 100, 100, 20, graph=True, packed=True, rows=5500).ours  # as many lengths as steps
-    assert not decided("GRU", 100, 64, 20, graph=False, packed=True, rows=3500).ours
+    assert not decided("GRU", 10, 64, 20, graph=False, packed=True, rows=350).ours
     assert decided("LSTM", 1000, 64, 20, graph=True, packed=True, rows=35_000).why.endswith(
         "packed: not measured on a GPU"
     )
@@ -150,7 +145,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
 def test_calls_in_a_side_stream_and_then_their_capture_run_the_kernels(on_a_gpu: dict[str, Any]) -> None:
     module, x = nn.GRU(38, 20), torch.empty(1000, 16, 38)
-    assert not way_of(module, x).ours  # 0.9 ms less of the GPU, 1.9 ms more of the host
+    assert not way_of(module, x).ours  # 1 ms less of the GPU, 1.3 ms more of the host
     on_a_gpu["captures"] = True
     assert "have not run such a call in a side stream" in way_of(module, x).why
     on_a_gpu.update(captures=False, stream=7)
@@ -187,6 +182,6 @@ def test_explain_names_the_gpu(on_a_gpu: dict[str, Any]) -> None:
     (outcome,) = st.explain(model, torch.zeros(100, 2, 38))
     assert not outcome.replaced
     assert outcome.reason.startswith(
-        "PyTorch's forward: float32 LSTM, I = 38, H = 128, B = 2, T = 100: about 0.338 ms of the GPU"
+        "PyTorch's forward: float32 LSTM, I = 38, H = 128, B = 2, T = 100: about 0.292 ms of the GPU"
     )
     assert outcome.reason.endswith("; measured on an NVIDIA H100 80GB HBM3, not this NVIDIA H200")
