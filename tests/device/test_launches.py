@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -76,8 +77,9 @@ class Cupy(ModuleType):
     def __init__(self):
         super().__init__("cupy")
         self.notes, self.launches, self.compiled, self.number = [], [], [], 0
-        self.current = Stream("first", self)
+        self.current, self.allocator = Stream("first", self), "the thread's memory"
         self.cuda = SimpleNamespace(
+            using_allocator=self._using,
             Stream=SimpleNamespace(null=Stream("null", self)), get_current_stream=lambda: self.current,
             runtime=SimpleNamespace(getDevice=lambda: self.number),
             Device=lambda number=None: SimpleNamespace(
@@ -85,12 +87,21 @@ class Cupy(ModuleType):
             ),
         )  # fmt: skip
 
+    @contextlib.contextmanager
+    def _using(self, allocator):
+        before, self.allocator = self.allocator, allocator
+        yield
+        self.allocator = before
+
+    def get_default_memory_pool(self):
+        return SimpleNamespace(malloc="its own memory")
+
     def RawModule(self, **_):
         self.compiled.append(self.number)
         return SimpleNamespace(get_function=lambda name: Kernel(name, self))
 
     def asarray(self, array, dtype=None):
-        self.notes.append(f"sent on {self.current.name}")
+        self.notes.append(f"sent on {self.current.name} to {self.allocator}")
         return Placed(np.shape(array), dtype or np.asarray(array).dtype, self.number)
 
     def empty(self, shape, dtype):
@@ -228,7 +239,7 @@ def test_what_is_kept_is_there_before_anyone_uses_it(cupy):
     """Any stream may read it at once: the host has waited, on the stream that other streams' work is in order with."""
     pattern = SparsityPattern.diagonal(5)
     indptr, indices = pattern.device_arrays(cupy)
-    assert cupy.notes == ["sent on null", "synchronize null"] * 2 and cupy.current.name == "first"
+    assert cupy.notes == ["sent on null to its own memory", "synchronize null"] * 2 and cupy.current.name == "first"
     assert pattern.device_arrays(cupy)[1] is indices and len(cupy.notes) == 4
     cupy.number = 1
     assert {array.data.device_id for array in pattern.device_arrays(cupy)} == {1}

@@ -24,8 +24,9 @@ def test_index_types_may_differ_and_index_arrays_are_copied_to_a_device_once():
     assert mixed.pattern == plan.pattern
     np.testing.assert_array_equal(mixed(np.ones(2), np.ones(2)), [1, 1, 2])
     stream = SimpleNamespace(null=contextlib.nullcontext(SimpleNamespace(synchronize=lambda: None)))
-    cuda = SimpleNamespace(Device=lambda: SimpleNamespace(id=3), Stream=stream)
-    device = SimpleNamespace(__name__="device", cuda=cuda)
+    cuda = SimpleNamespace(Device=lambda: SimpleNamespace(id=3), Stream=stream, using_allocator=contextlib.nullcontext)
+    pool = SimpleNamespace(malloc=None)
+    device = SimpleNamespace(__name__="device", cuda=cuda, get_default_memory_pool=lambda: pool)
     device.asarray = np.array
     copies = plan._copies.on(device)
     assert all(again is copy for again, copy in zip(plan._copies.on(device), copies, strict=True))
