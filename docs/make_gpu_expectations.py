@@ -474,7 +474,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is out of date")
     options = parser.parse_args(arguments)
     if options.archive:
-        take(options.archive)
+        try:
+            take(options.archive)
+        except (OSError, tarfile.TarError, KeyError) as error:
+            parser.error(f"{options.archive} is no archive of a GPU run, or lacks a file: {error}")
     if options.read:
         FIGURES.write_text(json.dumps(read(), indent=1) + "\n", encoding="utf-8")
     figures, stale = json.loads(FIGURES.read_text(encoding="utf-8")), False

@@ -69,7 +69,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 def main(given: Path) -> None:
     """Print the lines for an archive or a folder, after the summaries that it has."""
     with tempfile.TemporaryDirectory() as folder:
-        if given.is_file():
+        if not given.is_dir():
             with tarfile.open(given) as packed:
                 packed.extractall(folder, filter="data")
             given = Path(folder)
@@ -80,4 +80,7 @@ def main(given: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    try:
+        main(Path(sys.argv[1]))
+    except (IndexError, OSError, tarfile.TarError) as error:
+        sys.exit(f"Expected an archive of a run, or the folder of its results. Got {sys.argv[1:]}: {error}")

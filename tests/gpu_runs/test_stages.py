@@ -272,3 +272,14 @@ def test_a_digest_says_what_failed_and_the_worst_numbers(tmp_path: Path, monkeyp
     assert said[0] == "check-tests: 1 failed, 1 passed"
     assert said[1] == "the 10 worst of 12 ratios to peers:" and len(said) == 12
     assert said[2].split() == ["1.000", "gpu-grid", "GRU", "1:", "step_ratio"]
+
+
+@pytest.mark.parametrize("content", [None, b"no archive"])
+def test_what_is_no_archive_is_refused_in_a_line(content: bytes | None, tmp_path: Path) -> None:
+    archive = tmp_path / "archive.tar.gz"
+    if content is not None:
+        archive.write_bytes(content)
+    for command in (["tests/gpu_runs/digest.py"], ["docs/make_gpu_expectations.py", "--from"]):
+        given = [sys.executable, *command, str(archive)]
+        done = subprocess.run(given, cwd=ROOT, env=carried.environment(), capture_output=True, text=True, check=False)
+        assert done.returncode and "archive" in done.stderr and "Traceback" not in done.stderr
