@@ -287,8 +287,9 @@ def what_has_run() -> str:
     wrong, calls = run["launches"]["wrong"], run["launches"]["calls"]
     right = "all" if wrong == 0 else f"{calls - wrong} of"
     said = (
-        f"GPU kernels, in CUDA C++, have run on an {run['gpu']}: {right} {calls} calls of {run['launches']['kernels']} "
-        f"kernels are right, and {counts['passed']} of {counts['passed'] + counts['failed']} GPU tests passed."
+        f"GPU kernels, in CUDA C++, have run on a GPU ({run['gpu']}): "
+        f"{right} {calls} calls of {run['launches']['kernels']} kernels are right, "
+        f"and {counts['passed']} of {counts['passed'] + counts['failed']} GPU tests passed."
     )
     layers = {row["hidden"]: row for row in reversed(results("gpu-peers")) if MODULE.items() <= row.items()}
     ratios = [f"{layers[hidden]['captured_ratio']['median']:.2g} times ({hidden} units)" for hidden in (20, 128, 256)

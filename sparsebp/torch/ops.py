@@ -512,14 +512,13 @@ def compute_run(
         padding = _padding(reverse, sizes, x, h0.shape[0])
         if padding is not None:
             return _run_padded(kind, padding, x, start, _weights(weights))
-        cuts, order = segments(sizes, len(x), h0.shape[0]), _order(reverse, sizes, x, h0.shape[0])
-        done = forward(kind, _ordered(to_array(x), order), cuts, start, _weights(weights))
+        cuts, turned = segments(sizes, len(x), h0.shape[0]), _turned(reverse, sizes, x, h0.shape[0])
+        done = forward(kind, turned(to_array(x)), cuts, start, _weights(weights))
         (h, c), (h_n, c_n) = _pair(done.states), _pair(done.last)
-        if order is None:
+        y = turned(h)
+        if y is h:
             y = empty(backend.namespace(h), h.shape, h.dtype)
             backend.copy(y, h)
-        else:
-            y = _ordered(h, order)
         return _tensors(x, (y, h_n, c_n, done.h, c, done.gates))
 
 
@@ -545,10 +544,10 @@ def infer_op(
     with on_its_stream(x):
         sizes = _sizes(batch_sizes)
         if _padding(reverse, sizes, x, h0.shape[0]) is not None:
-            return compute_run(kind, reverse, batch_sizes, x, h0, c0, *weights)
-        cuts, order = segments(sizes, len(x), h0.shape[0]), _order(reverse, sizes, x, h0.shape[0])
-        h, last = infer(kind, _ordered(to_array(x), order), cuts, _state(h0, c0), _weights(weights))
-        return _tensors(x, (_ordered(h, order), *_pair(last)))
+            return compute_run(kind, reverse, batch_sizes, x, h0, c0, *weights)[:3]
+        cuts, turned = segments(sizes, len(x), h0.shape[0]), _turned(reverse, sizes, x, h0.shape[0])
+        h, last = infer(kind, turned(to_array(x)), cuts, _state(h0, c0), _weights(weights))
+        return _tensors(x, (turned(h), *_pair(last)))
 
 
 @torch.library.register_fake("sparsebp::run")
@@ -573,11 +572,11 @@ def compute_run_back(
         start, sizes, weights_of_run = _state(h0, c0), _sizes(batch_sizes), _weights(weights)
         padding = _padding(reverse, sizes, x, h0.shape[0])
         if padding is None:
-            cuts, order = segments(sizes, len(x), h0.shape[0]), _order(reverse, sizes, x, h0.shape[0])
-            at_y, at_last = _ordered(_array(gy), order), (_array(grad_h_n), _array(grad_c_n))
-            rows = _ordered(to_array(x), order)
+            cuts, turned = segments(sizes, len(x), h0.shape[0]), _turned(reverse, sizes, x, h0.shape[0])
+            at_y, at_last = None if gy is None else turned(to_array(gy)), (_array(grad_h_n), _array(grad_c_n))
+            rows = turned(to_array(x))
         else:
-            cuts, order, rows = _whole(padding), None, to_array(padding.pad(x, padding.given))
+            cuts, rows = _whole(padding), to_array(padding.pad(x, padding.given))
             at_y, at_last = _array(_pad_gradients(padding, gy, grad_h_n)), (None, _array(grad_c_n))
             h, c, gates = _pad_kept(kind, padding, h, c, gates)
         all_h = to_array(h)
@@ -585,7 +584,7 @@ def compute_run_back(
             kind, rows, cuts, start, weights_of_run, (all_h[len(h0) :], *(() if c0 is None else (to_array(c),))),
             to_array(gates) if KEPT[kind] else None, at_y, at_last[: len(start)], for_input, for_weights, all_h,
         )  # fmt: skip
-        at_x = None if found.x is None else _ordered(found.x, order)
+        at_x = turned(found.x) if padding is None and found.x is not None else found.x
         got = _tensors(x, (at_x, *_pair(found.start), *(found.weights[:4] if found.weights else (None,) * 4)))
         return got if padding is None or at_x is None else (got[0][padding.given], *got[1:])
 
@@ -637,24 +636,15 @@ def _whole(padding: Padding) -> tuple[Segment]:
     return (Segment(0, padding.steps, padding.batch),)
 
 
-def _order(reverse: bool, sizes: np.ndarray | None, x: Tensor, batch: int) -> Array | int | None:
-    """Return the order of the rows in a reversed run: the rows themselves, or how many belong to each step."""
-    if not reverse or sizes is None:
-        return batch if reverse else None
-    order = reversed_rows(sizes, len(x), batch)
-    return backend.cupy().asarray(order) if x.is_cuda else order
-
-
-def _ordered(rows: Array | None, order: Array | int | None) -> Array | None:
-    """Reorder rows by an order that is its own inverse, so gradients use it too."""
-    if rows is None or order is None:
-        return rows
-    if not isinstance(order, int):
-        return rows.take(order, axis=0)
-    if not len(rows):
-        return rows
-    steps = rows.reshape(len(rows) // order, order, rows.shape[1])
-    return backend.namespace(rows).ascontiguousarray(steps[::-1]).reshape(rows.shape)
+def _turned(reverse: bool, sizes: np.ndarray | None, x: Tensor, batch: int) -> Callable[[Array], Array]:
+    """Return what puts rows into the order of a run, a reversed one from each sample's end, and back into theirs."""
+    if not reverse or not len(x):
+        return lambda rows: rows
+    if sizes is None:
+        return lambda rows: rows.reshape(-1, batch, rows.shape[1])[::-1].copy().reshape(rows.shape)
+    order: Array = reversed_rows(sizes, len(x), batch)
+    order = backend.cupy().asarray(order) if x.is_cuda else order
+    return lambda rows: rows.take(order, axis=0)
 
 
 def _array(tensor: Tensor | None) -> Array | None:

@@ -56,7 +56,7 @@ def test_an_archive_fills_the_cells_and_the_sentence(tmp_path: Path, monkeypatch
             packed.add(tmp_path / name, name)
     page.take(tmp_path / "archive.tar.gz")
     assert "| Adam on 9.2 million parameters | – | – | 2 ms | 3 µs | – |" in page.tables(figures)["measured"]
-    assert "an A GPU: 1 of 2 calls of 1 kernels are right, and 1 of 2 GPU tests passed." in page.what_has_run()
+    assert "on a GPU (A GPU): 1 of 2 calls of 1 kernels are right, and 1 of 2 GPU tests passed." in page.what_has_run()
     (kept,) = (page.BENCHMARKS / "gpu-runs").iterdir()
     assert kept.name == "first-1-a-gpu-0123abc.json"
     assert json.loads(kept.read_text(encoding="utf-8"))["end_to_end"]["worst"] == {"b": 2e-8}

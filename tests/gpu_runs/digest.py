@@ -12,13 +12,13 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 if __name__ == "__main__":
     TESTS = Path(__file__).resolve().parents[1]
     sys.path[0:1] = [str(TESTS), str(TESTS.parent)]
 
 from gpu_runs import carried
+from gpu_runs.runs import rows_of
 
 WORST = 10
 """Numbers that are shown."""
@@ -30,10 +30,10 @@ def of(out: Path, benchmarks: Path | None = None) -> list[str]:
     """Return the lines for the results in a folder, benchmarks' in another one if they are not there."""
     said = []
     for path in sorted(out.glob("*-tests.jsonl")):
-        rows = _rows(path)
+        rows = rows_of(path)
         counts = Counter(row["outcome"] for row in rows)
         said.append(f"{path.stem}: {', '.join(f'{count} {word}' for word, count in sorted(counts.items()))}")
-    launched = _rows(out / "check-launches.jsonl")
+    launched = rows_of(out / "check-launches.jsonl")
     if launched:
         said.append(f"launches: {len(launched)}, {sum('error' in row for row in launched)} wrong")
     lacking = carried.missing()
@@ -54,16 +54,6 @@ def _ratios(folder: Path) -> Iterator[tuple[float, str]]:
             for key, value in row.items():
                 if key.endswith("ratio") and "copy" not in key and isinstance(value, dict):  # a copy is a floor
                     yield value["median"], f"{result['benchmark']} {named}: {key}"
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:  # half a line, of a process that was killed
-            continue
-    return rows
 
 
 def main(given: Path) -> None:

@@ -23,9 +23,9 @@ PACKAGES = (
 )  # fmt: skip
 
 TRIED = {
-    "numba": "import numba; numba.njit(lambda x: x + 1)(1); print('compiles')",
-    "torch": "import torch; print(torch.version.cuda, torch.cuda.is_available(), torch.backends.cudnn.version())",
-    "cupy": "import cupy; print(float((cupy.arange(5.0) @ cupy.arange(5.0)) + cupy.ones(3).sum()))",
+    "numba": "import numba; numba.njit(lambda x: x + 1)(1); print(numba.__version__)",
+    "torch": "import torch; print(torch.__version__, torch.cuda.is_available(), torch.backends.cudnn.version())",
+    "cupy": "import cupy; float(cupy.arange(5.0) @ cupy.arange(5.0)); print(cupy.__version__)",
 }
 """Packages that may be there and not work, with some Python that shows it."""
 

@@ -108,6 +108,23 @@ def test_nan_stays_in_its_sample_and_channel(backend):
             assert not (bad[:36] if name == "a" else bad[:, :36] if name == "h0" else bad[..., :36]).any()
 
 
+@pytest.mark.parametrize("place", [3, 4])
+def test_infinite_weights_stay_in_their_place(backend, place):
+    """Lanes of a warp without a channel have zeros, and add none of them times an infinite b or c."""
+    *arrays, grad_y = arguments(0, 5, 1, 3, 2, np.dtype(np.float32))
+    for array in arrays[3:5]:
+        array[...] = np.abs(array)
+    grad_y[...] = np.abs(grad_y)
+    arrays[0][...] = np.abs(arrays[0])
+    arrays[place][4, 0, 1] = np.inf
+    with backend.in_use():
+        given_ones = [backend.array(array) for array in arrays]
+        _, states = sb.selective_scan(*given_ones)
+        grads = sb.selective_scan_vjp(*given_ones, states, backend.array(grad_y))
+    for grad in (grads.b, grads.c):
+        assert not np.isnan(backend.numpy(grad)).any()
+
+
 def test_any_layout_and_any_number_of_threads():
     *arrays, grad_y = arguments(0, 97, 3, 401, 5, np.dtype(np.float32))
     views = [np.asfortranarray(array) for array in arrays[:5]] + [np.repeat(arrays[5], 2)[::2]]

@@ -183,6 +183,23 @@ def test_the_operators_are_what_they_say() -> None:
     torch.library.opcheck(ops.run_back, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
+@pytest.mark.parametrize("kind", ["gru", "lstm", "rnn_tanh"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_reversed_run_gives_outputs_of_their_own(kind: str, steps: int) -> None:
+    """One step reversed is itself, and must still not be the kept states that the gradient reads."""
+    parts = {"gru": 3, "lstm": 4, "rnn_tanh": 1}[kind]
+    w_ih, w_hh, bias = (torch.randn(s) for s in ((3 * parts, 2), (3 * parts, 3), (3 * parts,)))
+    c0 = torch.zeros(2, 3) if kind == "lstm" else None
+    for reverse in (False, True):
+        x, h0 = torch.randn(2 * steps, 2), torch.zeros(2, 3)
+        *outputs, h, _, _ = ops.run_op(kind, reverse, None, x, h0, c0, w_ih, w_hh, bias, bias)
+        kept = h.clone()
+        for output in outputs:
+            if output is not None:
+                output.fill_(7)
+        torch.testing.assert_close(h, kept, rtol=0, atol=0)
+
+
 def test_a_compiled_model_is_one_graph(pair: Any) -> None:
     _, ours = pair("GRU", 2, 3, 2, batch_first=True, bidirectional=True)
     _, cell = pair("RNNCell", 6, 3)

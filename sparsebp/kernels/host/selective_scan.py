@@ -209,8 +209,9 @@ def _step_back(
             back = g * state * factor  # at dt a
             store(carried, at, factor * g)
             store(total, at, fma(back, v, load(total, at)))
-            store(sums_b, lane, fma(g, through, load(sums_b, lane)))
-            store(sums_c, lane, fma(g_y, h, load(sums_c, lane)))
+            # Lanes without a channel keep out of the sums: their zeros times an infinite b or c are not zero.
+            store_up_to(sums_b, lane, fma(g, through, load(sums_b, lane)), left)
+            store_up_to(sums_c, lane, fma(g_y, h, load(sums_c, lane)), left)
             of_dt, of_input = fma(back, load(rates, at), of_dt), fma(g, b[n], of_input)
         store_up_to(gx, i, fma(v, of_input, load_up_to(d, i, left) * g_y), left)
         store_up_to(gdt, i, fma(u, of_input, of_dt), left)

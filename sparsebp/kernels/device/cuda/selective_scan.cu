@@ -209,8 +209,10 @@ extern "C" __global__ void __launch_bounds__(128, 1) selective_scan_grad(
                     for (int n = 0; n < AT_ONCE; ++n) {
                         const real factor = exp_of(v[k] * rate[n]), g = g_y[k] * c_now[n] + carried[n];
                         const real back = g * before[k][n] * factor;  // at dt a
-                        const real at_b = sum_lanes(g * through, groups, WARP);
-                        const real at_c = sum_lanes(g_y[k] * (factor * before[k][n] + through * b_now[n]), groups, WARP);
+                        // no channel, no part in the sums: its zeros times an infinite b or c are not zero
+                        const real part_b = at.there ? g * through : 0;
+                        const real part_c = at.there ? g_y[k] * (factor * before[k][n] + through * b_now[n]) : 0;
+                        const real at_b = sum_lanes(part_b, groups, WARP), at_c = sum_lanes(part_c, groups, WARP);
                         if (threadIdx.x % WARP < groups && first + n < order) {
                             gb[(warp * steps * batch + row) * order + first + n] = at_b;
                             gc[(warp * steps * batch + row) * order + first + n] = at_c;
