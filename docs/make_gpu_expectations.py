@@ -15,6 +15,7 @@ import json
 import re
 import sys
 import tarfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
@@ -302,11 +303,15 @@ def take(archive: Path) -> None:
     with tarfile.open(archive) as packed:
         inside = {member.name: packed.extractfile(member) for member in packed.getmembers()}
         files = {name: file.read() for name, file in inside.items() if file is not None}
-    for name, data in files.items():
-        if name.startswith("gpu-") and name.endswith((".json", ".png")) and ".partial." not in name:
-            (BENCHMARKS / name).write_bytes(data)
-    if "summary-first-1.json" in files:
-        run = first_run(files)
+    taken = {name: data for name, data in files.items()
+             if name.startswith("gpu-") and name.endswith((".json", ".png")) and ".partial." not in name}  # fmt: skip
+    for name, data in taken.items():  # all is read before anything is written
+        if name.endswith(".json"):
+            json.loads(data)
+    run = first_run(files) if "summary-first-1.json" in files else None
+    for name, data in taken.items():
+        (BENCHMARKS / name).write_bytes(data)
+    if run is not None:
         slug = re.sub("[^a-z0-9]+", "-", run["gpu"].lower())
         path = BENCHMARKS / "gpu-runs" / f"first-1-{slug}-{run['commit']}.json"
         path.parent.mkdir(exist_ok=True)
@@ -477,7 +482,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.archive:
         try:
             take(options.archive)
-        except (OSError, tarfile.TarError, KeyError) as error:
+        except (OSError, EOFError, zlib.error, tarfile.TarError, KeyError, ValueError) as error:
             parser.error(f"{options.archive} is no archive of a GPU run, or lacks a file: {error}")
     if options.read:
         FIGURES.write_text(json.dumps(read(), indent=1) + "\n", encoding="utf-8")

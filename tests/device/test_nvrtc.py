@@ -134,6 +134,10 @@ def test_machine_code_is_taken_from_a_folder_and_what_it_lacks_is_noted(
     assert RawModuleLoader(cupy).get("dense.cu", double)["code"] == source("dense.cu")
     name = machine_code("dense.cu", double, "90")
     assert (tmp_path / "missing.txt").read_text() == f"{name} dense.cu -std=c++17 -DREAL=double\n"
+    for folder in (tmp_path / "nowhere", path):  # where nothing can be noted
+        monkeypatch.setenv(MACHINE_CODE, str(folder))
+        assert "code" in RawModuleLoader(cupy).get("dense.cu", double)
+    monkeypatch.setenv(MACHINE_CODE, str(tmp_path))
     device.compute_capability = "80"  # no kernel of one architecture runs on the other
     assert "code" in RawModuleLoader(cupy).get("dense.cu", single)
     monkeypatch.delenv(MACHINE_CODE)

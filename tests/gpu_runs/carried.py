@@ -61,8 +61,10 @@ def unpack() -> str:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         if archive.exists():
-            with tarfile.open(archive) as packed:
-                packed.extractall(folder, filter="data")
+            with tempfile.TemporaryDirectory(dir=kept()) as half, tarfile.open(archive) as packed:
+                for member in packed:
+                    packed.extract(member, half, filter="data")
+                    (Path(half) / member.name).replace(folder / member.name)  # whole, where launches look for it
     except Exception as error:  # then it is compiled anew
         wrong = f"; {archive.name} cannot be unpacked: {type(error).__name__}: {error}"
     return f"machine code of {len([*folder.glob('*.cubin')])} sets of defines{wrong}"

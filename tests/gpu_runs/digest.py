@@ -9,6 +9,7 @@ import json
 import sys
 import tarfile
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,5 +73,5 @@ def main(given: Path) -> None:
 if __name__ == "__main__":
     try:
         main(Path(sys.argv[1]))
-    except (IndexError, OSError, tarfile.TarError) as error:
+    except (IndexError, OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
         sys.exit(f"Expected an archive of a run, or the folder of its results. Got {sys.argv[1:]}: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -248,8 +249,15 @@ def test_machine_code_is_unpacked_where_launches_look_for_it(tmp_path: Path, mon
     assert (folder / "abc-sm_90.cubin").read_bytes() == b"code"
     (folder / "missing.txt").write_text("0-sm_90.cubin csr.cu -DREAL=float\n" * 2, encoding="utf-8")
     assert carried.missing() == ["csr.cu -DREAL=float"]
-    (carried.CACHE / carried.ARCHIVE).write_bytes(b"half an archive")
-    assert "cannot be unpacked" in carried.unpack()
+    (tmp_path / "def-sm_90.cubin").write_bytes(os.urandom(1 << 17))
+    with tarfile.open(carried.CACHE / carried.ARCHIVE, "w:gz") as packed:
+        packed.add(tmp_path / "abc-sm_90.cubin", "abc-sm_90.cubin")
+        packed.add(tmp_path / "def-sm_90.cubin", "def-sm_90.cubin")
+    whole = (carried.CACHE / carried.ARCHIVE).read_bytes()
+    for content in (b"half an archive", whole[: len(whole) // 2]):  # no half of a file is left where launches look
+        (carried.CACHE / carried.ARCHIVE).write_bytes(content)
+        assert "cannot be unpacked" in carried.unpack()
+        assert [path.name for path in folder.glob("*.cubin")] == ["abc-sm_90.cubin"]
 
 
 def test_what_makes_an_archive_too_large_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +282,21 @@ def test_a_digest_says_what_failed_and_the_worst_numbers(tmp_path: Path, monkeyp
     assert said[2].split() == ["1.000", "gpu-grid", "GRU", "1:", "step_ratio"]
 
 
-@pytest.mark.parametrize("content", [None, b"no archive"])
+def packed_of(**files: bytes) -> bytes:
+    """Return an archive of JSON files."""
+    memory = io.BytesIO()
+    with tarfile.open(fileobj=memory, mode="w:gz") as packed:
+        for name, data in files.items():
+            member = tarfile.TarInfo(f"{name}.json".replace("_", "-"))
+            member.size = len(data)
+            packed.addfile(member, io.BytesIO(data))
+    return memory.getvalue()
+
+
+CUT = packed_of(gpu_grid_cut=os.urandom(10_000))[:5000]
+
+
+@pytest.mark.parametrize("content", [None, b"no archive", CUT, packed_of(gpu_grid_half=b'{"rows": [')])
 def test_what_is_no_archive_is_refused_in_a_line(content: bytes | None, tmp_path: Path) -> None:
     archive = tmp_path / "archive.tar.gz"
     if content is not None:
@@ -283,3 +305,4 @@ def test_what_is_no_archive_is_refused_in_a_line(content: bytes | None, tmp_path
         given = [sys.executable, *command, str(archive)]
         done = subprocess.run(given, cwd=ROOT, env=carried.environment(), capture_output=True, text=True, check=False)
         assert done.returncode and "archive" in done.stderr and "Traceback" not in done.stderr
+    assert not [*(ROOT / "docs" / "benchmarks").glob("gpu-grid-half*")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -228,7 +229,7 @@ class RawModuleLoader:
     """Loads `cupy.RawModule` objects, one per file, set of defines and device; CuPy keeps the binaries on disk too.
 
     Where the environment variable ``SPARSEBP_MACHINE_CODE`` names a folder, machine code in it is taken in place of
-    compiling, and what it lacks is added to its file ``missing.txt``.
+    compiling, and what it lacks is added to its file ``missing.txt`` if that can be written.
 
     Parameters
     ----------
@@ -287,7 +288,10 @@ class RawModuleLoader:
             path = Path(folder) / machine_code(file, defines, self._cupy.cuda.Device().compute_capability)
             if path.exists():
                 return self._cupy.RawModule(path=str(path), backend="nvrtc")
-            with (Path(folder) / "missing.txt").open("a", encoding="utf-8") as missing:
+            with (
+                contextlib.suppress(OSError),  # a folder that is not there, or read-only
+                (Path(folder) / "missing.txt").open("a", encoding="utf-8") as missing,
+            ):
                 missing.write(f"{path.name} {file} {' '.join(options(defines))}\n")
         return self._cupy.RawModule(code=source(file), options=options(defines), backend="nvrtc")
 
