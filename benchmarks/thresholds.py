@@ -27,7 +27,7 @@ from sparsebp.core import timing
 from sparsebp.core.errors import FileFormatError
 from sparsebp.core.files import write_atomically
 from sparsebp.core.threads import get_threads
-from sparsebp.kernels.host import forward
+from sparsebp.kernels.host.rnn import forward
 from sparsebp.torch import rule
 from sparsebp.torch.one_step import is_faster
 from sparsebp.torch.rule import GATES, Case, Sizes, predicted

@@ -649,7 +649,7 @@ def color_columns(pattern: SparsityPattern) -> np.ndarray:
     np.int64(3)
     """
     check_patterns(pattern=pattern)
-    from sparsebp.kernels.host import coloring
+    from sparsebp.kernels.host.sparse import coloring
 
     (m, n), lengths = pattern.shape, np.diff(pattern.indptr).astype(np.int64)
     groups = np.zeros(n, np.uint64)  # by the longest rows: where they need most of the colours
@@ -708,7 +708,7 @@ def color_symmetric(pattern: SparsityPattern) -> np.ndarray:
                            got=repr(pattern))  # fmt: skip
     import scipy.sparse
 
-    from sparsebp.kernels.host import coloring
+    from sparsebp.kernels.host.sparse import coloring
 
     lengths = np.diff(pattern.indptr)
     order = np.argsort(-lengths, kind="stable")

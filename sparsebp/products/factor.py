@@ -137,7 +137,7 @@ class FactorPlan:
     flops : int
         Floating-point operations for each matrix.
     panels : tuple
-        `sparsebp.kernels.host.factor.Panels`, the structure of L and U.
+        `sparsebp.kernels.host.sparse.factor.Panels`, the structure of L and U.
     number : int
         Another one for every plan of this process: compiled graphs hold it in the plan's place.
     """

@@ -55,8 +55,8 @@ def plan_addition(a: Any, b: Any) -> AssemblyPlan:
 
 @lru_cache(maxsize=KEPT)
 def _addition_plan(a: SparsityPattern, b: SparsityPattern) -> AssemblyPlan:
-    from sparsebp.kernels.host import symbolic
     from sparsebp.kernels.host.engine.threads import team
+    from sparsebp.kernels.host.sparse import symbolic
     from sparsebp.products.symbolic import parts_for, row_cuts
 
     operands = (a.indptr, a.indices, b.indptr, b.indices)

@@ -218,7 +218,7 @@ class AddBlocks(Strategy):
     @cached_property
     def _size(self) -> tuple[int, int, int]:
         """Sizes m, k, n of the blocks."""
-        from sparsebp.kernels.host import symbolic
+        from sparsebp.kernels.host.sparse import symbolic
 
         (m, k), (inner, n) = (
             symbolic.find_blocks(p.indptr, p.indices, *p.shape) for p in (self.product.a, self.product.b)
@@ -245,7 +245,7 @@ class AddBlocks(Strategy):
     @cached_property
     def pattern(self) -> SparsityPattern:
         """C's pattern; an operand's object where it is the same."""
-        from sparsebp.kernels.host import symbolic
+        from sparsebp.kernels.host.sparse import symbolic
 
         (m, _, n), shape, blocks = self._size, self.product.shape, self._of_blocks.pattern
         dtype = index_dtype(self._nnz, shape)

@@ -1,6 +1,6 @@
 """Symbolic phase of sparse products: the pattern of C = A @ B, and where every product lands in it.
 
-`sparsebp.kernels.host.symbolic` does the work on all threads; this module splits it and allocates its arrays.
+`sparsebp.kernels.host.sparse.symbolic` does the work on all threads; this module splits it and allocates its arrays.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def parts_for(work: int) -> int:
 
 def host_kernels() -> ModuleType:
     """Import the kernels of the symbolic phase on first use: Numba takes long to load."""
-    from sparsebp.kernels.host import symbolic
+    from sparsebp.kernels.host.sparse import symbolic
 
     return symbolic
 

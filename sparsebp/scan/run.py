@@ -496,8 +496,9 @@ class Maps:
 
 # A scan on the host: every chain of matrix–vector products in one compiled call.
 #
-# A step of the linear scan may take a microsecond, and a kernel call from Python about six. So the steps are written to
-# a table once for each shape of call (`sparsebp.kernels.host.csr`), and a call fills in the addresses of its arrays.
+# A step of the linear scan may take a microsecond, and a kernel call from Python about six. So the steps are written to a
+# table once for each shape of call (`sparsebp.kernels.host.sparse.csr`), and a call fills in the addresses of its arrays.
+
 
 TOGETHER = 1 << 22
 """Bytes of results up to which they are parts of one allocation: fresh pages of memory cost more than a step."""

@@ -52,7 +52,7 @@ class Plan(NamedTuple):
     Attributes
     ----------
     tables
-        Of each layer, as `sparsebp.kernels.host.one_step` takes it.
+        Of each layer, as `sparsebp.kernels.host.rnn.one_step` takes it.
     lstm
         Whether there is a second state.
     dtype
@@ -70,7 +70,7 @@ class Plan(NamedTuple):
     forward, backward
         The kernels.
     kind
-        Of `sparsebp.kernels.host.one_step`.
+        Of `sparsebp.kernels.host.rnn.one_step`.
     """
 
     tables: tuple[Array, ...]

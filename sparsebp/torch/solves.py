@@ -151,7 +151,7 @@ def _plan(number: int) -> FactorPlan:
 
 
 def _factorise(plan: int, values: Tensor) -> Tensor:
-    """Return L and U, as `sparsebp.kernels.host.factor` lays them out."""
+    """Return L and U, as `sparsebp.kernels.host.sparse.factor` lays them out."""
     return to_tensor(_plan(plan)(to_array(values))._data)
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from benchmarks import thresholds
 from sparsebp.core.errors import FileFormatError
-from sparsebp.kernels.host import forward
+from sparsebp.kernels.host.rnn import forward
 from sparsebp.torch import rule
 
 KEY = ("GRU", False, True, False, True)

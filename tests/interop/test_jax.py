@@ -229,7 +229,7 @@ def test_arrays_of_numpy_are_read_at_every_call():
 
 
 def test_a_matrix_is_factorised_once(monkeypatch):
-    from sparsebp.kernels.host import factor
+    from sparsebp.kernels.host.sparse import factor
 
     calls, whole = [], factor.factorise
     monkeypatch.setattr(factor, "factorise", lambda *args: (calls.append(1), whole(*args))[1])

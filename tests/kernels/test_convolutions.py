@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparsebp import kernels
-from sparsebp.kernels.host import depthwise, direct, winograd
+from sparsebp.kernels.host.conv import depthwise, direct, winograd
 from sparsebp.kernels.host.engine.simd import VECTOR_BYTES
 from strategies import normal, reals, seeds, sizes, tolerance
 from thread_counts import assert_same_for_any_number_of_threads

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from numba import config
 
-from sparsebp.kernels.host.csr import _csr_matvec
 from sparsebp.kernels.host.engine.compile import caches, drop_stale
+from sparsebp.kernels.host.sparse.csr import _csr_matvec
 
 
 def test_indices_older_than_the_newest_source_are_dropped(tmp_path):

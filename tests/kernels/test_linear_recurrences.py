@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp.core.errors import LayoutError, OptionError, ShapeError
-from sparsebp.kernels.device import recurrent
+from sparsebp.kernels.device import rnn as recurrent
 from sparsebp.kernels.spec import CANDIDATES
 from strategies import normal, reals, seeds, sizes, tolerance
 

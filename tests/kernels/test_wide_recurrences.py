@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from sparsebp import nn
 from sparsebp.core import threads
-from sparsebp.kernels.host import backward, cells
-from sparsebp.kernels.host.backward import wide_blocks_of, wide_rows, wide_weights
 from sparsebp.kernels.host.engine.simd import pointer
-from sparsebp.kernels.host.tiles import GROUP, _multiply_slices, multiply_packed, pack_matrix, product_of
+from sparsebp.kernels.host.engine.tiles import GROUP, _multiply_slices, multiply_packed, pack_matrix, product_of
+from sparsebp.kernels.host.rnn import backward, cells
+from sparsebp.kernels.host.rnn.backward import wide_blocks_of, wide_rows, wide_weights
 
 
 @numba.njit

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from sparsebp import nn
 from sparsebp.core.errors import OptionError
 from sparsebp.core.threads import serial_kernels
-from sparsebp.kernels.host import inference
 from sparsebp.kernels.host.engine import threads as teams
 from sparsebp.kernels.host.engine.threads import ALONE
+from sparsebp.kernels.host.rnn import inference
 from strategies import tolerance
 from thread_counts import assert_same_for_any_number_of_threads
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from matrices import csr, of_mask, wide
 from sparsebp import plan_product
-from sparsebp.kernels.host.symbolic import find_blocks
+from sparsebp.kernels.host.sparse.symbolic import find_blocks
 from sparsebp.products import product
 from sparsebp.products import strategies as strategy
 from sparsebp.products.strategies import WORTH, AddBlocks

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import sparsebp as sb
 from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError
-from sparsebp.kernels.device import recurrent
+from sparsebp.kernels.device import rnn as recurrent
 from strategies import seeds, sizes, tolerance
 from thread_counts import assert_same_for_any_number_of_threads
 

@@ -20,7 +20,7 @@ from torch.autograd import forward_ad  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
 
 import sparsebp.torch as st  # noqa: E402
-from sparsebp.kernels.host import one_step as kernels  # noqa: E402
+from sparsebp.kernels.host.rnn import one_step as kernels  # noqa: E402
 from sparsebp.torch import one_step  # noqa: E402
 from sparsebp.torch.one_step import OneStep  # noqa: E402
 

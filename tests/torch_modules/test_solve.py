@@ -164,7 +164,7 @@ def test_compiled_graphs(form):
 
 
 def test_a_matrix_is_factorised_once(monkeypatch):
-    from sparsebp.kernels.host import factor
+    from sparsebp.kernels.host.sparse import factor
 
     calls = []
     whole = factor.factorise

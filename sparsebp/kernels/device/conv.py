@@ -12,7 +12,7 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.check import Array
 from sparsebp.kernels.device.launch import WARP, ByValue, by_value, c_types, ceil_div, check_int32
-from sparsebp.kernels.device.optimizers import PointwiseKernels
+from sparsebp.kernels.device.optim import PointwiseKernels
 
 Axes = tuple[int, ...]
 TILES = ((128, 128), (64, 64), (16, 256), (16, 16))

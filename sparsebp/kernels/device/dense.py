@@ -13,7 +13,7 @@ _MATMUL_BLOCK = 128
 _FEW = 128
 """Rows, inputs and outputs up to which a linear layer has kernels of its own."""
 
-# As in `sparsebp.kernels.host.dense`, by cuBLAS.
+# As in `sparsebp.kernels.host.dense.dense`, by cuBLAS.
 matmul_batches = matmul
 
 

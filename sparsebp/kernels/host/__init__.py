@@ -10,13 +10,11 @@ from sparsebp.kernels.host.engine.compile import drop_stale
 _PACKAGE = Path(__file__).parents[2]
 drop_stale(_PACKAGE / "kernels", _PACKAGE / "scan")  # before the imports below
 
-from sparsebp.kernels.host import cells, coloring, csr, factor, inference, one_step, symbolic  # noqa: E402
 from sparsebp.kernels.host.activations import ActivationKernels  # noqa: E402
-from sparsebp.kernels.host.band import BandKernels  # noqa: E402
-from sparsebp.kernels.host.cells import RecurrentKernels  # noqa: E402
-from sparsebp.kernels.host.conv import ConvolutionKernels  # noqa: E402
-from sparsebp.kernels.host.csr import CsrKernels, ValueKernels  # noqa: E402
-from sparsebp.kernels.host.dense import (  # noqa: E402
+from sparsebp.kernels.host.conv.band import BandKernels  # noqa: E402
+from sparsebp.kernels.host.conv.conv import ConvolutionKernels  # noqa: E402
+from sparsebp.kernels.host.conv.pool import MaxPoolKernels  # noqa: E402
+from sparsebp.kernels.host.dense.dense import (  # noqa: E402
     DenseKernels,
     bytes_at_once,
     matmul,
@@ -27,12 +25,10 @@ from sparsebp.kernels.host.dense import (  # noqa: E402
 )
 from sparsebp.kernels.host.engine.arguments import find  # noqa: E402
 from sparsebp.kernels.host.engine.compile import accept_read_only  # noqa: E402
-from sparsebp.kernels.host.inference import infer  # noqa: E402
 from sparsebp.kernels.host.losses import LossKernels  # noqa: E402
 from sparsebp.kernels.host.norm import NormKernels  # noqa: E402
 from sparsebp.kernels.host.optim import OptimizerKernels  # noqa: E402
 from sparsebp.kernels.host.pointwise import PointwiseKernels, add_between  # noqa: E402
-from sparsebp.kernels.host.pool import MaxPoolKernels  # noqa: E402
 from sparsebp.kernels.host.recurrence import (  # noqa: E402
     LinearRecurrenceKernels,
     gated_backward,
@@ -40,8 +36,13 @@ from sparsebp.kernels.host.recurrence import (  # noqa: E402
     lru_backward,
     lru_forward,
 )
+from sparsebp.kernels.host.rnn import cells, inference, one_step  # noqa: E402
+from sparsebp.kernels.host.rnn.cells import RecurrentKernels  # noqa: E402
+from sparsebp.kernels.host.rnn.inference import infer  # noqa: E402
 from sparsebp.kernels.host.selective_scan import SelectiveScanKernels  # noqa: E402
-from sparsebp.kernels.host.spgemm import (  # noqa: E402
+from sparsebp.kernels.host.sparse import coloring, csr, factor, symbolic  # noqa: E402
+from sparsebp.kernels.host.sparse.csr import CsrKernels, ValueKernels  # noqa: E402
+from sparsebp.kernels.host.sparse.spgemm import (  # noqa: E402
     BlockKernels,
     FilledKernels,
     PairKernels,

@@ -44,7 +44,7 @@ from sparsebp.kernels.host.engine.simd import (
     where_positive,
 )
 from sparsebp.kernels.host.engine.threads import parallel, team
-from sparsebp.kernels.host.tiles import add_outer, multiply
+from sparsebp.kernels.host.engine.tiles import add_outer, multiply
 from sparsebp.kernels.spec import CANDIDATES
 
 NARROWEST, WIDEST = 256, 8192

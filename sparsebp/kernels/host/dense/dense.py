@@ -32,7 +32,7 @@ from threadpoolctl import threadpool_info
 from sparsebp.core import threads
 from sparsebp.core.backend import empty
 from sparsebp.core.check import Array, UpdateRule
-from sparsebp.kernels.host.dense_blocks import (
+from sparsebp.kernels.host.dense.blocks import (
     matvec_of_block,
     reduce_matrices,
     reduce_vectors,
@@ -44,8 +44,8 @@ from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, MAX_PARTS, SERIAL, parts_for, span
 from sparsebp.kernels.host.engine.simd import intrinsic
 from sparsebp.kernels.host.engine.threads import atomic_exchange, atomic_store, parallel, split, team, team_for
+from sparsebp.kernels.host.engine.tiles import TURNED, gemm_of
 from sparsebp.kernels.host.optim import CHUNK, add_chunks, chunk_rows, rule_address, square_sum, update_range
-from sparsebp.kernels.host.tiles import TURNED, gemm_of
 from sparsebp.kernels.spec import check_update
 
 _FAST = 4  # multiply-adds of a BLAS in the time of one of another kernel

@@ -14,12 +14,12 @@ import numpy as np
 
 from sparsebp.core.backend import empty
 from sparsebp.core.check import Array
-from sparsebp.kernels.host.csr import row_pointers, scale_entries, whole
-from sparsebp.kernels.host.dense import DenseKernels
+from sparsebp.kernels.host.dense.dense import DenseKernels
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.compile import INNER_JIT, INNER_SERIAL, JIT, SERIAL, parts_for, row_at, share, span
 from sparsebp.kernels.host.engine.simd import Values, flat, pointers, put, take
 from sparsebp.kernels.host.engine.threads import add_product, in_parts, parallel, take_block, team
+from sparsebp.kernels.host.sparse.csr import row_pointers, scale_entries, whole
 from sparsebp.kernels.operands import Blocks, Columns, Pairs, Places, Rows, Runs, Terms
 
 # Products that keep nothing per product, on the host: a dense row collects the sums (Gustavson's algorithm).

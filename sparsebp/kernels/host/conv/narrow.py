@@ -17,7 +17,7 @@ import numpy as np
 
 from sparsebp.core import backend
 from sparsebp.core.check import Array
-from sparsebp.kernels.host.depthwise import contiguous, turn_in
+from sparsebp.kernels.host.conv.depthwise import contiguous, turn_in
 from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, JIT, span
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,

@@ -19,7 +19,6 @@ import numpy as np
 
 from sparsebp.core.check import Array
 from sparsebp.core.threads import count as thread_count
-from sparsebp.kernels.host import equations
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -37,7 +36,9 @@ from sparsebp.kernels.host.engine.simd import (
     store_up_to,
 )
 from sparsebp.kernels.host.engine.threads import ALONE, end_part, in_parts, next_part, team, turns_of
-from sparsebp.kernels.host.equations import (
+from sparsebp.kernels.host.engine.tiles import multiply_panels, multiply_panels_by_pair, multiply_panels_by_row
+from sparsebp.kernels.host.rnn import equations
+from sparsebp.kernels.host.rnn.equations import (
     GRU,
     LSTM,
     RNN_RELU,
@@ -52,7 +53,7 @@ from sparsebp.kernels.host.equations import (
     rnn_cell,
     states_of,
 )
-from sparsebp.kernels.host.forward import (
+from sparsebp.kernels.host.rnn.forward import (
     WORTH_THREADS,
     pack_panels,
     padded_width,
@@ -62,7 +63,6 @@ from sparsebp.kernels.host.forward import (
     size_of_weights,
     weights_of,
 )
-from sparsebp.kernels.host.tiles import multiply_panels, multiply_panels_by_pair, multiply_panels_by_row
 
 # Compiled functions have no annotations: their arguments are arrays, pointers and numbers.
 # mypy: disable-error-code="no-untyped-def"

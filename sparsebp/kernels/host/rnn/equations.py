@@ -52,7 +52,7 @@ from sparsebp.kernels.host.engine.simd import (
     where_within,
     zeros,
 )
-from sparsebp.kernels.host.tiles import accumulate
+from sparsebp.kernels.host.engine.tiles import accumulate
 
 # Compiled functions have no annotations: their arguments are arrays, pointers and numbers.
 # mypy: disable-error-code="no-untyped-def"

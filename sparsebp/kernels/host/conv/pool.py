@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from sparsebp.core.check import Array
-from sparsebp.kernels.host.band import ROWS, WIDEST, turn_in, turn_out
+from sparsebp.kernels.host.conv.band import ROWS, WIDEST, turn_in, turn_out
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, SERIAL, parts_for, span
 from sparsebp.kernels.host.engine.simd import (
     advance,

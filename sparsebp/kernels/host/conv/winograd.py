@@ -8,7 +8,7 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.check import Array
 from sparsebp.core.threads import one_blas_thread
-from sparsebp.kernels.host.dense import blas_of, gemm
+from sparsebp.kernels.host.dense.dense import blas_of, gemm
 from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,

@@ -36,7 +36,16 @@ from sparsebp.kernels.host.engine.simd import (
     store,
 )
 from sparsebp.kernels.host.engine.threads import ALONE, in_parts, team
-from sparsebp.kernels.host.equations import (
+from sparsebp.kernels.host.engine.tiles import (
+    multiply,
+    multiply_lanes,
+    multiply_row,
+    panel_of,
+    to_lanes,
+    to_rows,
+    turn_rows,
+)
+from sparsebp.kernels.host.rnn.equations import (
     SAMPLES,
     columns_of,
     gru_cell,
@@ -49,7 +58,6 @@ from sparsebp.kernels.host.equations import (
     rnn_cell,
     states_of,
 )
-from sparsebp.kernels.host.tiles import multiply, multiply_lanes, multiply_row, panel_of, to_lanes, to_rows, turn_rows
 
 # Compiled functions have no annotations: their arguments are arrays, pointers and numbers.
 # mypy: disable-error-code="no-untyped-def"

@@ -13,7 +13,12 @@ import numpy as np
 
 from sparsebp.core import threads
 from sparsebp.core.check import Array, Nonlinearity
-from sparsebp.kernels.host.backward import (
+from sparsebp.kernels.host.dense.dense import column_sums
+from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
+from sparsebp.kernels.host.engine.simd import VECTOR_BYTES, advance, copy, device, keep_alive, pointer
+from sparsebp.kernels.host.engine.threads import ALONE, in_parts, team
+from sparsebp.kernels.host.engine.tiles import product_of
+from sparsebp.kernels.host.rnn.backward import (
     LEAST,
     back_part,
     back_propagate,
@@ -25,11 +30,7 @@ from sparsebp.kernels.host.backward import (
     wide_rows,
     wide_weights,
 )
-from sparsebp.kernels.host.dense import column_sums
-from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
-from sparsebp.kernels.host.engine.simd import VECTOR_BYTES, advance, copy, device, keep_alive, pointer
-from sparsebp.kernels.host.engine.threads import ALONE, in_parts, team
-from sparsebp.kernels.host.equations import (
+from sparsebp.kernels.host.rnn.equations import (
     GRU,
     LSTM,
     RNN_RELU,
@@ -42,7 +43,7 @@ from sparsebp.kernels.host.equations import (
     rnn_jacobian,
     states_of,
 )
-from sparsebp.kernels.host.forward import (
+from sparsebp.kernels.host.rnn.forward import (
     WORTH_THREADS,
     blocks_of,
     empties,
@@ -55,7 +56,6 @@ from sparsebp.kernels.host.forward import (
     run_forward,
     weights_of,
 )
-from sparsebp.kernels.host.tiles import product_of
 from sparsebp.kernels.operands import WeightSums
 
 # Compiled functions have no annotations: their arguments are arrays, pointers and numbers.

@@ -18,7 +18,6 @@ from llvmlite import ir
 from numba.core import types
 
 from sparsebp.core.check import Array
-from sparsebp.kernels.host import equations
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -42,7 +41,9 @@ from sparsebp.kernels.host.engine.simd import (
     store_up_to,
     zeros,
 )
-from sparsebp.kernels.host.equations import (
+from sparsebp.kernels.host.engine.tiles import multiply_back, multiply_outer, multiply_unpacked, turn_rows
+from sparsebp.kernels.host.rnn import equations
+from sparsebp.kernels.host.rnn.equations import (
     GRU,
     LSTM,
     gru_step_back,
@@ -52,7 +53,6 @@ from sparsebp.kernels.host.equations import (
     part_at,
     rnn_step_back,
 )
-from sparsebp.kernels.host.tiles import multiply_back, multiply_outer, multiply_unpacked, turn_rows
 
 # Compiled functions have no annotations: their arguments are arrays, pointers and numbers.
 # mypy: disable-error-code="no-untyped-def"

@@ -22,9 +22,9 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.check import Array
 from sparsebp.core.threads import one_blas_thread
-from sparsebp.kernels.host import depthwise, direct, narrow, winograd
-from sparsebp.kernels.host.dense import blas_of, product
-from sparsebp.kernels.host.direct import add_sums, store_sums
+from sparsebp.kernels.host.conv import depthwise, direct, narrow, winograd
+from sparsebp.kernels.host.conv.direct import add_sums, store_sums
+from sparsebp.kernels.host.dense.dense import blas_of, product
 from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, INNER_SERIAL, JIT, SERIAL, span
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,

@@ -38,7 +38,20 @@ from sparsebp.kernels.host.engine.simd import (
 )
 from sparsebp.kernels.host.engine.simd import clear as simd_clear
 from sparsebp.kernels.host.engine.threads import in_parts
-from sparsebp.kernels.host.equations import (
+from sparsebp.kernels.host.engine.tiles import (
+    GROUP,
+    add_outer,
+    multiply,
+    multiply_lanes,
+    multiply_packed,
+    multiply_row,
+    pack_matrix,
+    panel_of,
+    product_of,
+    to_lanes,
+    to_rows,
+)
+from sparsebp.kernels.host.rnn.equations import (
     MAP_ROOM,
     SAMPLES,
     clear,
@@ -60,7 +73,7 @@ from sparsebp.kernels.host.equations import (
     rnn_step_map,
     states_of,
 )
-from sparsebp.kernels.host.forward import (
+from sparsebp.kernels.host.rnn.forward import (
     ask_for,
     blocks_in_lanes,
     empties,
@@ -72,19 +85,6 @@ from sparsebp.kernels.host.forward import (
     row_of_columns,
     rows_of,
     team_of,
-)
-from sparsebp.kernels.host.tiles import (
-    GROUP,
-    add_outer,
-    multiply,
-    multiply_lanes,
-    multiply_packed,
-    multiply_row,
-    pack_matrix,
-    panel_of,
-    product_of,
-    to_lanes,
-    to_rows,
 )
 from sparsebp.kernels.operands import WeightSums
 

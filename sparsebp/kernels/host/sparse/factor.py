@@ -27,7 +27,7 @@ from sparsebp.core.check import Array
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL, lower_bound
 from sparsebp.kernels.host.engine.threads import in_parts, team_for
-from sparsebp.kernels.host.symbolic import sort
+from sparsebp.kernels.host.sparse.symbolic import sort
 
 PANEL = 4
 """Rows of a panel at most."""

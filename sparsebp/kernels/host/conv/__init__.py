@@ -1,0 +1,1 @@
+"""Convolutions and pooling on the host: a file for each way, `conv` chooses."""

@@ -1,0 +1,1 @@
+"""Sparse matrices on the host: CSR, the two phases of products, factors, colourings."""
