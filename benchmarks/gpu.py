@@ -29,10 +29,10 @@ from benchmarks.recurrent import described
 from benchmarks.schedules import find, optimizer_of
 from benchmarks.workloads import CELLS, SequenceWorkload, TorchTwin, chunk_count
 from sparsebp import kernels, models, nn
-from sparsebp.core import backend, tables, timing
-from sparsebp.core.backend import GraphRecorder
+from sparsebp.core import backend, cublas, tables, timing
 from sparsebp.core.check import Array
 from sparsebp.core.errors import MissingDependencyError, SparseBPError
+from sparsebp.core.graphs import GraphRecorder
 from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.spec import Kernels
@@ -698,7 +698,7 @@ def beside_flashrnn(point: NumbersPoint, recurrence: Recurrence, xp: ModuleType,
 def products(recurrence: Recurrence) -> None:
     """Multiply gradients at pre-activations by the states before them, as the weights' gradients are."""
     written, h = (a.reshape(-1, a.shape[-1]) for a in (recurrence.written, recurrence.h))
-    backend.matmul(written.T, h)
+    cublas.matmul(written.T, h)
 
 
 def python_time(call: Callable[[], object], xp: ModuleType) -> float:

@@ -29,7 +29,7 @@ from benchmarks.processes import Apart
 from benchmarks.recurrent import JaxTraining, adam_step
 from benchmarks.workloads import LEARNING_RATE
 from sparsebp import kernels, nn
-from sparsebp.core import backend, timing
+from sparsebp.core import host_pool, timing
 
 TARGETS, MOVED = {"given factors": 3.0, "one complex factor": 4.0, "minGRU": 5.0, "selective scan": 3.0}, 2.5
 TARGETS |= {"training MinGRU": 5.0, "training LRU": 4.0, "training SelectiveScan": 3.0}
@@ -203,7 +203,7 @@ def _our_recurrence(grad: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[np.
 
 
 def _our_min_gru(grad: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, ...]:
-    k, h, gx = kernels.get(np), backend.empty(np, grad.shape, grad.dtype), backend.empty(np, x.shape, x.dtype)
+    k, h, gx = kernels.get(np), host_pool.empty(np, grad.shape, grad.dtype), host_pool.empty(np, x.shape, x.dtype)
     h0, gh0 = np.zeros(grad.shape[1:], grad.dtype), np.empty(grad.shape[1:], grad.dtype)
     k.min_gru_forward(x, h0, None, "identity", False, h)
     k.min_gru_backward(x, h, grad, h0, None, "identity", False, gx, gh0)

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.harness import Benchmark, Overview, Result, Row, Run, columns, fits, refuse_difference, with_threads
 from benchmarks.workloads import SequenceWorkload, TorchTwin, chunk_count
-from sparsebp.core import backend, timing
+from sparsebp.core import host_pool, timing
 from sparsebp.nn.bptt import _scan_plan
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan import plan_scan
@@ -147,7 +147,7 @@ def peak_memory(workload: SequenceWorkload) -> int:
     kept = workload.forward()
     _forget_plans()
     gc.collect()
-    backend.release()  # memory that the pool still holds would not be counted
+    host_pool.release()  # memory that the pool still holds would not be counted
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]

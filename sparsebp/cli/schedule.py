@@ -46,7 +46,8 @@ from sparsebp.schedule import (
 )
 from sparsebp.schedule.builders import BUILDERS, Fusion, Priority
 from sparsebp.schedule.builders import build as build_schedule
-from sparsebp.schedule.files import Durations, from_csv, parse_durations
+from sparsebp.schedule.costs import Durations, parse_durations
+from sparsebp.schedule.files import from_csv
 from sparsebp.schedule.plot import COLOURS, summary
 from sparsebp.schedule.schedule import First, Weights
 

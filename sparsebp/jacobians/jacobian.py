@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core import backend
+from sparsebp.core import backend, graphs
 from sparsebp.core.check import Array, check_integer
 from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError, within_memory
 from sparsebp.core.shortcuts import batch_axes_of, belongs, forward_of, is_lone, may_be_lone, says
@@ -106,7 +106,7 @@ class TransposedJacobian:
         """The transpose: the Jacobian ∂y/∂x itself. Values are copied into the order of the transposed pattern."""
         data = self.data
         if self.pattern.T is not self.pattern:
-            data = data[backend.constant(backend.namespace(data), self.pattern.transpose_permutation)]
+            data = data[graphs.constant(backend.namespace(data), self.pattern.transpose_permutation)]
         shapes = self.output_shape, self.input_shape
         return TransposedJacobian._unchecked(self.pattern.T, data, *shapes, self.batch_axes[::-1])
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core import backend
+from sparsebp.core import backend, graphs
 from sparsebp.core.check import Array, Nonlinearity, SlopeFunction
 from sparsebp.core.errors import ShapeError
 from sparsebp.jacobians.jacobian import TransposedJacobian
@@ -277,7 +277,7 @@ def avg_pool_jacobian_t(
     """
     weights = avg_pool_weights(pool, count_include_pad=count_include_pad, divisor=divisor)
     data = weights.astype(backend.float_dtype(dtype))[pool.pattern.indices]
-    return TransposedJacobian._unchecked(pool.pattern, backend.constant(xp, data))
+    return TransposedJacobian._unchecked(pool.pattern, graphs.constant(xp, data))
 
 
 def avg_pool_weights(pool: PoolPattern, *, count_include_pad: bool = True, divisor: int | None = None) -> np.ndarray:

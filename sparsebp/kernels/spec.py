@@ -32,7 +32,7 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.check import FUNCTIONS, LOSS_FUNCTIONS, SLOPES, Array, UpdateRule, check_choice
 from sparsebp.core.errors import DTypeError, LayoutError, OptionError, ShapeError
-from sparsebp.kernels.operands import check_class, exact, kernel, written
+from sparsebp.kernels.table import check_class, exact, kernel, written
 
 NONLINEARITIES = ("tanh", "relu")
 CANDIDATES = ("identity", "tanh", "positive")

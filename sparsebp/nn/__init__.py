@@ -35,7 +35,7 @@ from sparsebp.nn.branches import Concat, Residual, Sum
 from sparsebp.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from sparsebp.nn.gradients import Back, Gradients
 from sparsebp.nn.init import draw_rows
-from sparsebp.nn.layer import Layer, inference_mode
+from sparsebp.nn.layer import Layer
 from sparsebp.nn.linear import Linear
 from sparsebp.nn.linear_recurrent import LRU, MinGRU, MinLSTM
 from sparsebp.nn.loss import (
@@ -50,6 +50,7 @@ from sparsebp.nn.loss import (
     TripletMarginLoss,
 )
 from sparsebp.nn.loss_gradients import value_and_grad
+from sparsebp.nn.modes import inference_mode
 from sparsebp.nn.norm import (
     BatchNorm1d,
     BatchNorm2d,

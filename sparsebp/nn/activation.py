@@ -12,11 +12,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core import backend
+from sparsebp.core import backend, host_pool
 from sparsebp.core.check import Array, Function, SlopeFunction, check_choice, check_flag, check_integer, check_number
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.shortcuts import belongs
-from sparsebp.nn.layer import Layer, check_gy, check_input, full, parameter_dtype
+from sparsebp.nn.layer import Layer, check_gy, check_input
+from sparsebp.nn.parameters import full, parameter_dtype
 
 
 class Pointwise(Layer):
@@ -84,7 +85,7 @@ class Clamped(InPlace):
     def function(self, x: Array) -> Array:
         """Return x between the limits."""
         xp = backend.namespace(x)
-        y = backend.empty(xp, x.shape, x.dtype)
+        y = host_pool.empty(xp, x.shape, x.dtype)
         kernels.get(xp).unchecked.clamp(xp.ascontiguousarray(x).reshape(-1), *self.limits(), y.reshape(-1))
         return y
 
@@ -93,7 +94,7 @@ class Clamped(InPlace):
         if not belongs(self, "inside", ("slope",)):
             return super().input_grad(gy, saved)
         xp = check_gy(gy, saved.shape, saved.dtype, saved)
-        gx = backend.empty(xp, gy.shape, gy.dtype)
+        gx = host_pool.empty(xp, gy.shape, gy.dtype)
         flat, inside = xp.ascontiguousarray(gy).reshape(-1), self.inside(saved.dtype)
         kernels.get(xp).unchecked.clamp_grad(flat, saved.reshape(-1), *inside, gx.reshape(-1))
         return gx
@@ -168,7 +169,7 @@ class Activation(Pointwise):
     def function(self, x: Array) -> Array:
         """Return f(x)."""
         xp = backend.namespace(x)
-        y = backend.empty(xp, x.shape, x.dtype)
+        y = host_pool.empty(xp, x.shape, x.dtype)
         flat = xp.ascontiguousarray(x).reshape(-1)
         kernels.get(xp).unchecked.pointwise(flat, self.kernel, self.constants(), y.reshape(-1))
         return y
@@ -183,7 +184,7 @@ class Activation(Pointwise):
     def kernel_grad(self, gy: Array, saved: Array) -> Array:
         """Return ``gy · f'`` in one pass over memory."""
         xp = backend.namespace(gy)
-        gx = backend.empty(xp, gy.shape, gy.dtype)
+        gx = host_pool.empty(xp, gy.shape, gy.dtype)
         flat = (xp.ascontiguousarray(array).reshape(-1) for array in (gy, saved))
         kernels.get(xp).unchecked.pointwise_grad(*flat, self.kernel, self.constants(), gx.reshape(-1))
         return gx
@@ -337,7 +338,7 @@ class Softmax(Layer):
         xp = check_input(x)
         if not -max(x.ndim, 1) <= self.dim < max(x.ndim, 1):
             raise OptionError("x has no such axis", expected=f"dim from {-x.ndim} to {x.ndim - 1}", got=self.dim)
-        y = backend.empty(xp, x.shape, x.dtype)
+        y = host_pool.empty(xp, x.shape, x.dtype)
         if x.size:
             shape = self._around(x.shape)
             kernels.get(xp).unchecked.softmax(xp.ascontiguousarray(x).reshape(shape), self.log, y.reshape(shape))
@@ -351,7 +352,7 @@ class Softmax(Layer):
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return the gradient through all outputs: ``y (gy - Σ gy y)``, of the logarithm ``gy - exp(y) Σ gy``."""
         xp = check_gy(gy, saved.shape, saved.dtype, saved)
-        gx = backend.empty(xp, gy.shape, gy.dtype)
+        gx = host_pool.empty(xp, gy.shape, gy.dtype)
         if gx.size:
             shape = self._around(gx.shape)
             given = (xp.ascontiguousarray(array).reshape(shape) for array in (gy, saved))
@@ -564,7 +565,7 @@ class PReLU(Layer):
 
     def _slope(self, xp: ModuleType, values: Array, x: Array) -> Array:
         """Return `values`, times the weight where x is not positive."""
-        out, shape = backend.empty(xp, x.shape, x.dtype), self._channels(x.shape)
+        out, shape = host_pool.empty(xp, x.shape, x.dtype), self._channels(x.shape)
         given = (xp.ascontiguousarray(array).reshape(shape) for array in (values, x))
         kernels.get(xp).unchecked.channel_slope(*given, self.params["weight"], out.reshape(shape))
         return out

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.core import backend
+from sparsebp.core import backend, host_pool
 from sparsebp.core.check import (
     Array,
     Seed,
@@ -187,7 +187,7 @@ class ZeroPad2d(SampleLayer):
 
     def _forward(self, x: Array) -> tuple[Array, Array]:
         xp = check_input(x, shape=(None,) * 4)
-        y = backend.empty(xp, self._shape(x), x.dtype)
+        y = host_pool.empty(xp, self._shape(x), x.dtype)
         y.fill(0)
         inner, outer = self._windows(x)
         y[outer] = x[inner]
@@ -195,7 +195,7 @@ class ZeroPad2d(SampleLayer):
 
     def _input_grad(self, gy: Array, saved: Array) -> Array:
         xp = check_gy(gy, self._shape(saved), saved.dtype, saved)
-        gx = backend.empty(xp, saved.shape, saved.dtype)
+        gx = host_pool.empty(xp, saved.shape, saved.dtype)
         inner, outer = self._windows(saved)
         if min(self.padding) < 0:
             gx.fill(0)

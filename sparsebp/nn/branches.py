@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsebp.core import backend
+from sparsebp.core import backend, host_pool
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.shortcuts import forward_of, is_lone
 from sparsebp.nn.basic import Identity
 from sparsebp.nn.gradients import Gradients, Shared, gradients_of
-from sparsebp.nn.layer import Layer, Work, check_gy, check_input, check_layer, input_grad_work, total_work
+from sparsebp.nn.layer import Layer, check_gy, check_input, check_layer, input_grad_work
 from sparsebp.nn.sequential import Container, Link, coupled_now, taking_lengths
+from sparsebp.nn.work import Work, total_work
 
 
 class Branches(Container):
@@ -35,7 +36,7 @@ def _sum(arrays: Sequence[Array]) -> Array:
     total, *others = arrays
     xp = backend.namespace(*arrays)
     if others:
-        out = backend.empty(xp, total.shape, total.dtype)  # a branch may have returned x or gy itself
+        out = host_pool.empty(xp, total.shape, total.dtype)  # a branch may have returned x or gy itself
         for array in others:
             total = xp.add(total, array, out=out)
     return total

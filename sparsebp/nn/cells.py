@@ -18,14 +18,14 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core import backend
-from sparsebp.core.backend import empty
+from sparsebp.core import backend, cublas
 from sparsebp.core.check import Array, Nonlinearity, check_choice
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.host_pool import empty
 from sparsebp.core.threads import one_blas_thread_for
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.spec import Kernels
-from sparsebp.nn import layer
+from sparsebp.nn import parameters
 from sparsebp.patterns import SparsityPattern, hidden_pattern, lstm_pattern
 
 # Sequences of different lengths in one batch, padded at the end: masks, and time reversal sample by sample.
@@ -108,7 +108,7 @@ def transposed_product(a: Array, b: Array) -> Array:
     """Return ``aᵀ @ b``, of two tall matrices."""
     if backend.is_host(backend.namespace(a)):  # with the narrow b on the left threads share the work better
         return product(b.T, a).T
-    return backend.matmul(a.T, b)
+    return cublas.matmul(a.T, b)
 
 
 def project(x: Array, w: Array, bias: Array | None) -> Array:
@@ -323,10 +323,10 @@ class CellMath(abc.ABC):
         proj_size: int = 0,
     ) -> Weights:  # fmt: skip
         """Draw parameters as torch.nn does: all of them from U(-1/√H, 1/√H)."""
-        bound, rows = layer.fan_in_bound(hidden_size), self.gates * hidden_size
+        bound, rows = parameters.fan_in_bound(hidden_size), self.gates * hidden_size
 
         def draw(*shape: int) -> Any:
-            return layer.uniform(rng, shape, bound, dtype)
+            return parameters.uniform(rng, shape, bound, dtype)
 
         weight_ih, weight_hh = draw(rows, input_size), draw(rows, proj_size or hidden_size)
         bias_ih, bias_hh = (draw(rows), draw(rows)) if bias else (None, None)

@@ -17,12 +17,13 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core import backend
+from sparsebp.core import backend, host_pool
 from sparsebp.core.check import Array, Seed, check_choice
 from sparsebp.core.errors import ShapeError
-from sparsebp.nn.layer import Fixed, Work, check_gy, check_input
+from sparsebp.nn.layer import Fixed, check_gy, check_input
 from sparsebp.nn.linear import Prunable
 from sparsebp.nn.pool import Lone, SampleLayer, batch_of
+from sparsebp.nn.work import Work
 from sparsebp.patterns.builders import conv_entries
 from sparsebp.patterns.windows import Lengths, Padding, Windows, check_channels, lengths
 
@@ -56,7 +57,7 @@ class Borders(NamedTuple):
         sizes = x.shape[2:]
         self.check(sizes)
         ends = [n + before + after for n, (before, after) in zip(sizes, self.padding, strict=True)]
-        y = backend.empty(xp, (*x.shape[:2], *ends), x.dtype)
+        y = host_pool.empty(xp, (*x.shape[:2], *ends), x.dtype)
         y[self._inside(sizes)] = x
         for border, inner in self._repeats(sizes):
             y[border] = y[inner]
@@ -67,7 +68,7 @@ class Borders(NamedTuple):
         for border, inner in reversed(list(self._repeats(sizes))):
             axes = tuple(axis for axis in range(2, g.ndim) if g[inner].shape[axis] != g[border].shape[axis])
             g[inner] += g[border].sum(axis=axes, keepdims=True) if axes else g[border]
-        gx = backend.empty(xp, (*g.shape[:2], *sizes), g.dtype)
+        gx = host_pool.empty(xp, (*g.shape[:2], *sizes), g.dtype)
         gx[...] = g[self._inside(sizes)]
         return gx
 
@@ -391,7 +392,7 @@ def convolve(
     limits: tuple[float, float] | None = None,
 ) -> Array:  # fmt: skip
     """Return y (B, out_channels, *outputs) for x (B, in_channels, *inputs); weight (out, in / groups, *kernel)."""
-    y = backend.empty(xp, (len(x), len(weight), *windows.output_size(x.shape[2:])), x.dtype)
+    y = host_pool.empty(xp, (len(x), len(weight), *windows.output_size(x.shape[2:])), x.dtype)
     arrays, out = (_three(xp, weight), _three(xp, x)), _three(xp, y)
     kernels.get(xp).unchecked.convolve(*arrays, *_options(windows), groups, out, bias, limits)
     return y
@@ -402,7 +403,7 @@ def convolve_t(
     bias: Array | None = None, limits: tuple[float, float] | None = None,
 ) -> Array:  # fmt: skip
     """Return (B, in_channels, *input_size) for y (B, out_channels, *outputs): added up where windows overlap."""
-    x = backend.empty(xp, (len(y), weight.shape[1] * groups, *input_size), y.dtype)
+    x = host_pool.empty(xp, (len(y), weight.shape[1] * groups, *input_size), y.dtype)
     arrays, out = (_three(xp, weight), _three(xp, y)), _three(xp, x)
     kernels.get(xp).unchecked.convolve_t(*arrays, *_options(windows), groups, out, bias, limits)
     return x
@@ -410,7 +411,7 @@ def convolve_t(
 
 def correlate(xp: ModuleType, y: Array, x: Array, windows: Windows, groups: int) -> Array:
     """Return the gradient at the weights, (out_channels, in_channels / groups, *kernel), for y the gradient at y."""
-    weight = backend.empty(xp, (y.shape[1], x.shape[1] // groups, *windows.kernel), x.dtype)
+    weight = host_pool.empty(xp, (y.shape[1], x.shape[1] // groups, *windows.kernel), x.dtype)
     kernels.get(xp).unchecked.correlate(_three(xp, y), _three(xp, x), *_options(windows), groups, _three(xp, weight))
     return weight
 

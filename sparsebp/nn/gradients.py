@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from sparsebp.core import backend, parts
+from sparsebp.core import backend, graphs, parts
 from sparsebp.core import masks as masking
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError, StaleError
@@ -44,10 +44,10 @@ class Shared(Generic[T]):
         """Return the value."""
         with self._lock:
             if self._compute is None:
-                backend.wait(self._xp, self._mark)
+                graphs.wait(self._xp, self._mark)
             else:
                 self._value = self._compute()
-                self._mark = backend.record(self._xp)
+                self._mark = graphs.record(self._xp)
                 self._compute = None
             value: T = self._value
             return value

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core import backend
+from sparsebp.core import backend, host_pool
 from sparsebp.core import masks as masking
 from sparsebp.core.check import Array, ProductFactors, Seed, check_flag, check_generator, check_integer
 from sparsebp.core.errors import DTypeError, ShapeError
-from sparsebp.nn.layer import Layer, Work, check_gy, check_input, fan_in_bound, parameter_dtype, uniform
+from sparsebp.nn.layer import Layer, check_gy, check_input
+from sparsebp.nn.parameters import fan_in_bound, parameter_dtype, uniform
+from sparsebp.nn.work import Work
 
 MASK = "weight_mask"
 """Name of the pruning mask's buffer, as in torch.nn.utils.prune."""
@@ -122,7 +124,7 @@ class Linear(Prunable):
         """Return y (..., out_features) for x (..., in_features); `saved` is x."""
         xp, weight = self._checked(x)
         rows = _rows(xp, x, self.in_features)
-        y = backend.empty(xp, (len(rows), self.out_features), weight.dtype)
+        y = host_pool.empty(xp, (len(rows), self.out_features), weight.dtype)
         kernels.get(xp).unchecked.affine(rows, weight, self.params.get("bias"), y)
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features), x
 
@@ -152,7 +154,7 @@ class Linear(Prunable):
     def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
         """Return ``{"weight": gyᵀ x, "bias": Σ gy}``, summed over all leading axes."""
         xp, gy, x = self._matrices(gy, saved)
-        grads = {name: backend.empty(xp, array.shape, array.dtype) for name, array in self.params.items()}
+        grads = {name: host_pool.empty(xp, array.shape, array.dtype) for name, array in self.params.items()}
         kernels.get(xp).unchecked.affine_grad(gy, x, grads["weight"], grads.get("bias"))
         return grads | {"weight": self._kept(grads["weight"])}
 

@@ -22,9 +22,9 @@ import numpy as np
 
 from sparsebp import kernels
 from sparsebp.core import backend
-from sparsebp.core.backend import empty
 from sparsebp.core.check import Array, Seed, check_choice, check_flag, check_generator, check_integer, check_number
 from sparsebp.core.errors import OptionError
+from sparsebp.core.host_pool import empty
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.spec import Kernels
 from sparsebp.nn.cells import (
@@ -44,18 +44,8 @@ from sparsebp.nn.cells import (
     transposed_product,
 )
 from sparsebp.nn.gradients import NamedGradients, Shared
-from sparsebp.nn.layer import (
-    Layer,
-    batch_first_axes,
-    check_gy,
-    check_input,
-    check_sequence_input,
-    fan_in_bound,
-    normal,
-    parameter_dtype,
-    turned,
-    uniform,
-)
+from sparsebp.nn.layer import Layer, batch_first_axes, check_gy, check_input, check_sequence_input, turned
+from sparsebp.nn.parameters import fan_in_bound, normal, parameter_dtype, uniform
 from sparsebp.nn.recurrent import Recurrent, RecurrentOptions
 from sparsebp.nn.stream import ArrayStream, Stream, carrying, takes_unbatched
 from sparsebp.patterns import SparsityPattern

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core import backend
+from sparsebp.core import backend, host_pool
 from sparsebp.core.check import (
     Array,
     LossFunction,
@@ -215,7 +215,7 @@ class KernelLoss(ElementwiseLoss):
     def element(self, prediction: Array, target: Array) -> tuple[Array, Array]:
         """Return the losses of the elements and their slopes at the prediction."""
         xp = backend.namespace(prediction)
-        losses = backend.empty(xp, prediction.shape, prediction.dtype)
+        losses = host_pool.empty(xp, prediction.shape, prediction.dtype)
         return losses, self._run(xp, prediction, target, losses.reshape(-1), None, 1.0)
 
     def _run(
@@ -223,7 +223,7 @@ class KernelLoss(ElementwiseLoss):
         divisor: float,
     ) -> Array:  # fmt: skip
         """Run the kernel, and return the slopes."""
-        slopes = backend.empty(xp, prediction.shape, prediction.dtype)
+        slopes = host_pool.empty(xp, prediction.shape, prediction.dtype)
         arrays = (
             None if array is None else xp.ascontiguousarray(array).reshape(-1)
             for array in (prediction, target, *self._weights(xp, prediction, target))

@@ -11,15 +11,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core import backend
+from sparsebp.core import backend, graphs, host_pool
 from sparsebp.core.check import Array, check_flag, check_integer, check_number
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.core.shortcuts import belongs
-from sparsebp.nn.activation import Clamped, Hardtanh, ReLU, ReLU6
-from sparsebp.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from sparsebp.nn.gradients import Gradients
-from sparsebp.nn.layer import Fixed, Layer, check_gy, check_input, full, parameter_dtype
-from sparsebp.nn.linear import Linear
+from sparsebp.nn.layer import Fixed, Layer, check_gy, check_input
+from sparsebp.nn.parameters import full, parameter_dtype
 
 BatchNormSaved = tuple[Array, Array, Array, bool]
 NormSaved = tuple[Array, Array, Array]
@@ -99,7 +96,7 @@ class BatchNorm(Layer):
     def forward_between(self, x: Array, limits: tuple[float, float] | None) -> tuple[Array, BatchNormSaved]:
         """Return the normalised x between `limits`, in the same pass over memory, and the saved value of `forward`."""
         xp, own = self._check(x), self.training or not self.buffers
-        k, y = kernels.get(xp).unchecked, backend.empty(xp, x.shape, x.dtype)
+        k, y = kernels.get(xp).unchecked, host_pool.empty(xp, x.shape, x.dtype)
         weight, bias = self.params.get("weight"), self.params.get("bias")
         if own and x.size > 0:
             rows, out = self._rows(xp, x, own), self._rows(xp, y, own)
@@ -159,7 +156,7 @@ class BatchNorm(Layer):
         """
         x, mean, scale, own = saved
         xp = check_gy(gy, x.shape, x.dtype, x)
-        gx, k = backend.empty(xp, x.shape, x.dtype), kernels.get(xp).unchecked
+        gx, k = host_pool.empty(xp, x.shape, x.dtype), kernels.get(xp).unchecked
         rows, out, weight = self._rows(xp, gy, own), self._rows(xp, gx, own), self.params.get("weight")
         if own:
             known = bool(kept)
@@ -167,7 +164,7 @@ class BatchNorm(Layer):
             arrays = rows, self._rows(xp, x, own), mean, scale, self._tiled(xp, weight, len(mean)), sums, products, out
             k.channel_back(*arrays, known, *self._mask(xp, cut))
             if kept is not None and not known:
-                kept.append((sums, products, backend.record(xp)))
+                kept.append((sums, products, graphs.record(xp)))
             return gx
         k.channel_scale(rows, None, self._factor(scale), None, out)
         return gx
@@ -189,7 +186,7 @@ class BatchNorm(Layer):
             rows = self._rows(xp, gy, own), self._rows(xp, x, own)
             kernels.get(xp).unchecked.channel_products(*rows, mean, sums, products, *self._mask(xp, cut))
             if kept is not None:
-                kept.append((sums, products, backend.record(xp)))
+                kept.append((sums, products, graphs.record(xp)))
         bias = sums if kept is None else sums.copy()  # I may still read them when a caller has written to the gradients
         grads = {"weight": products * scale, "bias": bias}
         return {name: self._of_channels(grads[name]) for name in self.params}
@@ -199,7 +196,7 @@ class BatchNorm(Layer):
         if not kept:
             return xp.empty_like(mean), xp.empty_like(mean)
         sums, products, mark = kept[0]
-        backend.wait(xp, mark)
+        graphs.wait(xp, mark)
         return sums, products
 
     def capture_obstacle(self) -> str | None:
@@ -423,38 +420,7 @@ class InstanceNorm3d(InstanceNorm):
     dims = 3
 
 
-# A layer and a clamping layer after it in one pass over memory instead of two: `BatchNorm` forward and backward,
-# convolutions and `Linear`, with a bias and a ReLU, forward. Results and saved values are the same as apart, so a chain
-# may mix both. The array between the two, and its gradient, are never written.
-
-_CLAMPS = ReLU, ReLU6, Hardtanh
-_CONVOLUTIONS: tuple[type, ...] = Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 _BATCH_NORMS: tuple[type, ...] = BatchNorm1d, BatchNorm2d, BatchNorm3d
-_BEHIND: dict[type, tuple[type, ...]] = {Linear: (ReLU,)} | dict.fromkeys((*_BATCH_NORMS, *_CONVOLUTIONS), _CLAMPS)
-
-
-def together(layer: Any, behind: Any) -> bool:
-    """Whether one pass can run both: `behind` cuts off, and `layer` is one of those above."""
-    return type(behind) in _BEHIND.get(type(layer), ())
-
-
-def forward(layer: Any, behind: Any, x: Array) -> tuple[Array, Any] | None:
-    """Return the output of both, which `behind` saves, and the saved value of `layer`; None if they run apart."""
-    if type(x) is not np.ndarray or not (belongs(layer, "forward_between") and belongs(behind, "limits")):
-        return None
-    found: tuple[Array, Any] | None = layer.forward_between(x, behind.limits())
-    return found
-
-
-def gradients(layer: Layer, behind: Layer, gy: Array, saved: Any, y: Array) -> Gradients | None:
-    """Return the `Gradients` of `layer` for `gy` at the output y of `behind`; None if they run apart."""
-    if not isinstance(layer, BatchNorm) or not isinstance(behind, Clamped):
-        return None
-    if type(gy) is not np.ndarray or gy.shape != y.shape or not layer.couples_samples(saved):
-        return None
-    if not (belongs(layer, "gradients_between") and belongs(behind, "inside")):
-        return None
-    return layer.gradients_between(gy, saved, (y, behind.inside(y.dtype)))
 
 
 # Normalisation of each sample by itself: of groups of channels, or of the trailing axes.
@@ -485,7 +451,7 @@ class SampleNorm(Layer):
     def _normalise(self, xp: ModuleType, x: Array) -> tuple[Array, NormSaved]:
         """Return the normalised x, and x, means and ``1 / sqrt(var + eps)``."""
         x = xp.ascontiguousarray(x)
-        rows, y = self._row_shape(x.shape), backend.empty(xp, x.shape, x.dtype)
+        rows, y = self._row_shape(x.shape), host_pool.empty(xp, x.shape, x.dtype)
         mean, scale = xp.empty(rows[0], x.dtype), xp.empty(rows[0], x.dtype)
         affine = self._flat("weight"), self._flat("bias")
         kernels.get(xp).unchecked.row_normalise(
@@ -497,7 +463,7 @@ class SampleNorm(Layer):
         """Return ``(g - mean(g) - x̂ mean(g x̂)) / sqrt(var + eps)`` with g = gy · weight."""
         x, mean, scale = saved
         xp = check_gy(gy, x.shape, x.dtype, x)
-        rows, gx = self._row_shape(x.shape), backend.empty(xp, x.shape, x.dtype)
+        rows, gx = self._row_shape(x.shape), host_pool.empty(xp, x.shape, x.dtype)
         arrays = xp.ascontiguousarray(gy).reshape(rows), x.reshape(rows), self._flat("weight")
         kernels.get(xp).unchecked.row_back(*arrays, self.centres, mean, scale, gx.reshape(rows))
         return gx

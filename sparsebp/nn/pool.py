@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core import backend
+from sparsebp.core import backend, host_pool
 from sparsebp.core.check import Array, check_flag, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.nn.layer import Fixed, Layer, Work, check_gy, check_input, total_work
+from sparsebp.nn.layer import Fixed, Layer, check_gy, check_input
+from sparsebp.nn.work import Work, total_work
 from sparsebp.patterns import PoolPattern, adaptive_pool_pattern
 from sparsebp.patterns.bands import adaptive_averages, sliding_averages
 from sparsebp.patterns.builders import adaptive_windows, window_pattern
@@ -232,7 +233,7 @@ class Maxima(Pool):
         shape, axes = self._out_shape(x.shape), self._axes(x.shape)
         y, winners = xp.ascontiguousarray(x), []
         for one in _passes(x.shape, axes):
-            found, options = backend.empty(xp, one.out, x.dtype), one.options(xp)
+            found, options = host_pool.empty(xp, one.out, x.dtype), one.options(xp)
             winners.append(xp.empty(one.out, np.uint8 if prod(axis.kernel for axis in one.axes) <= 256 else np.int32))
             kernels.get(xp).unchecked.max_pool(y.reshape(one.into), *options, found, winners[-1])
             y = found
@@ -243,7 +244,7 @@ class Maxima(Pool):
         xp = check_gy(gy, self._out_shape(saved.shape), saved.dtype, saved.choice)
         g, winners = xp.ascontiguousarray(gy), [saved.choice] if saved.planes is None else [saved.choice, saved.planes]
         for one, winner in zip(reversed(_passes(saved.shape, self._axes(saved.shape))), winners, strict=True):
-            found = backend.empty(xp, one.into, saved.dtype)
+            found = host_pool.empty(xp, one.into, saved.dtype)
             options = one.options(xp)
             kernels.get(xp).unchecked.max_pool_grad(g.reshape(one.out), winner.reshape(one.out), *options, found)
             g = found
@@ -400,7 +401,7 @@ def _along_axes(xp: ModuleType, x: Array, bands: list[tuple[Array, ...]]) -> Arr
     for axis in reversed(axes) if grows else axes:
         first, indptr, data = bands[axis - 2]
         (*before, length), behind = y.shape[: axis + 1], y.shape[axis + 1 :]
-        found = backend.empty(xp, (*before, len(first), *behind), x.dtype)
+        found = host_pool.empty(xp, (*before, len(first), *behind), x.dtype)
         planes, inner = prod(before), prod(behind)
         k.band_product(y.reshape(planes, length, inner), first, indptr, data, found.reshape(planes, len(first), inner))
         y = found

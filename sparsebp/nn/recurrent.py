@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack, cast
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core import backend
+from sparsebp.core import backend, graphs
 from sparsebp.core import masks as masking
 from sparsebp.core.check import (
     Array,
@@ -50,17 +50,16 @@ from sparsebp.nn.gradients import Gradients, NamedGradients, Shared, gradients_o
 from sparsebp.nn.layer import (
     Fixed,
     Layer,
-    NothingKept,
     batch_first_axes,
     check_gy,
     check_input,
     check_layer,
     check_sequence_input,
-    keeps,
-    parameter_dtype,
     turned,
 )
 from sparsebp.nn.linear import Linear
+from sparsebp.nn.modes import NothingKept, keeps
+from sparsebp.nn.parameters import parameter_dtype
 from sparsebp.nn.stream import RecurrentCell, Stream, carrying, takes_unbatched
 from sparsebp.scan.rules import HOST_CHOICE, Choice, choose_recurrent_backward
 
@@ -431,7 +430,7 @@ class RecurrentGradients(NamedGradients):
                 else:
                     above = self._layer_input_grad(1, self._stored(1)) if self.layer.num_layers > 1 else self._arriving
                     self._layer_back(0, above)
-                    self._mark = backend.record(self._xp)
+                    self._mark = graphs.record(self._xp)
             stored = self._stored(0)
         gx = self._layer_input_grad(0, stored)
         return turned(gx, self.layer.batch_first)
@@ -467,7 +466,7 @@ class RecurrentGradients(NamedGradients):
     def _take(self, *, for_weights: bool) -> None:
         """Take the gradients through all runs, from the last layer to the first, unless that is done."""
         if self._done:
-            backend.wait(self._xp, self._mark)
+            graphs.wait(self._xp, self._mark)
             return
         if self._at_h_n is not None:
             self._last = self._at_h_n(), *self._last[1:]
@@ -495,7 +494,7 @@ class RecurrentGradients(NamedGradients):
                 self._layer_back(layer, gy)
             if layer > 0:
                 gy = self._layer_input_grad(layer, self._stored(layer))
-        self._mark, self._done = None if self._xp is np else backend.record(self._xp), True
+        self._mark, self._done = None if self._xp is np else graphs.record(self._xp), True
 
     def _layer_back(self, layer: int, gy: Array | None) -> None:
         rnn, saved = self.layer, self.saved

@@ -13,25 +13,15 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from sparsebp.core import backend
-from sparsebp.core.backend import empty
+from sparsebp.core import backend, cublas
 from sparsebp.core.check import Array, Seed, check_flag, check_generator, check_integer, check_number
 from sparsebp.core.errors import OptionError
+from sparsebp.core.host_pool import empty
 from sparsebp.nn.cells import Lengths, parse_lengths, product, short_products, transposed_product
 from sparsebp.nn.gradients import NamedGradients, Shared
-from sparsebp.nn.layer import (
-    Layer,
-    batch_first_axes,
-    check_gy,
-    check_input,
-    check_sequence_input,
-    fan_in_bound,
-    full,
-    parameter_dtype,
-    turned,
-    uniform,
-)
+from sparsebp.nn.layer import Layer, batch_first_axes, check_gy, check_input, check_sequence_input, turned
 from sparsebp.nn.linear_recurrent import softplus
+from sparsebp.nn.parameters import fan_in_bound, full, parameter_dtype, uniform
 from sparsebp.nn.stream import ArrayStream, Stream, carrying, takes_unbatched
 from sparsebp.scan.selective import SelectiveScanGrads, selective_scan, selective_scan_vjp
 
@@ -212,7 +202,7 @@ class SelectiveScan(Layer):
             grads = {
                 "x_proj.weight": transposed_product(at_q, x.reshape(rows, -1)),
                 "dt_proj.weight": transposed_product(at_v, xp.ascontiguousarray(self._parts(q)[0]).reshape(rows, -1)),
-                "dt_proj.bias": backend.matmul(xp.ones(rows, dtype=x.dtype), at_v),
+                "dt_proj.bias": cublas.matmul(xp.ones(rows, dtype=x.dtype), at_v),
                 "A_log": found.scan.a * self._rates(xp),
                 "D": xp.array(found.scan.d),  # the scan's results are kept
             }

@@ -19,20 +19,11 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array, Backward, ScanAlgorithm, check_scan_options
 from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.core.shortcuts import batch_axes_of, belongs, forward_of, is_lone, may_be_lone
-from sparsebp.nn import norm
+from sparsebp.nn import fused
 from sparsebp.nn.bptt import BackwardOptions
 from sparsebp.nn.gradients import Gradients, Shared, gradients_of
-from sparsebp.nn.layer import (
-    Layer,
-    Work,
-    check_gy,
-    check_layer,
-    dotted,
-    inherits_coupling,
-    input_grad_work,
-    may_couple,
-    total_work,
-)
+from sparsebp.nn.layer import Layer, check_gy, check_layer, dotted, inherits_coupling, input_grad_work, may_couple
+from sparsebp.nn.work import Work, total_work
 
 # ``backward="auto"`` of a chain: layer by layer, or a scan, by a rule over shapes and masks alone.
 
@@ -241,8 +232,8 @@ class ChainBackward:
                 at = ahead or (gradients_of(link.layer, gy, link.saved) if found else last)
                 found.append(at)
                 ahead = None
-                if before is not None and norm.together(before.layer, link.layer):
-                    ahead = norm.gradients(before.layer, link.layer, gy, before.saved, link.saved)
+                if before is not None and fused.together(before.layer, link.layer):
+                    ahead = fused.gradients(before.layer, link.layer, gy, before.saved, link.saved)
                 if ahead is None:
                     gy = at.input_grad()
         return gy, found[::-1]
@@ -550,8 +541,8 @@ class Sequential(Container):
             behind = children[number + 1][1] if number + 1 < len(children) else None
             try:
                 found = None
-                if behind is not None and norm.together(layer, behind):
-                    found = norm.forward(layer, behind, x)
+                if behind is not None and fused.together(layer, behind):
+                    found = fused.forward(layer, behind, x)
                 x, layer_saved = forward_of(layer, x, **options.get(name, {})) if found is None else found
             except (ShapeError, DTypeError) as error:
                 if not saved:  # x itself, of which the layer speaks

@@ -12,13 +12,14 @@ import numpy as np
 
 from sparsebp import kernels
 from sparsebp.core import backend
-from sparsebp.core.backend import empty
 from sparsebp.core.check import Array, Seed, check_flag, check_generator, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.host_pool import empty
 from sparsebp.core.shortcuts import belongs, defines, record
 from sparsebp.nn.cells import CellMath, GivenState, Tape, Weights, pair
 from sparsebp.nn.gradients import Gradients, NamedGradients, Shared
-from sparsebp.nn.layer import Layer, check_gy, check_input, check_layer, parameter_dtype
+from sparsebp.nn.layer import Layer, check_gy, check_input, check_layer
+from sparsebp.nn.parameters import parameter_dtype
 
 
 class Stream:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core import backend, masks, parts
+from sparsebp.core import backend, graphs, masks, parts
 from sparsebp.core.check import Array, ProductFactors, check_flag, check_number
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, NonFiniteError, OptionError, SparseBPError
 from sparsebp.core.locks import forkable_lock
@@ -441,7 +441,7 @@ class Optimizer:
         if steps is None:
             count = self._steps[at] + 1
         else:
-            at = at if isinstance(at, slice) else backend.constant(xp, np.array(at))
+            at = at if isinstance(at, slice) else graphs.constant(xp, np.array(at))
             count = steps[at]
             count += 1
             if not isinstance(at, slice):  # a copy

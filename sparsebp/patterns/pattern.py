@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.core import backend
+from sparsebp.core import backend, graphs
 from sparsebp.core.check import Array, PatternKind
 from sparsebp.core.errors import MemoryLimitError, PatternError, ShapeError, within_memory
 from sparsebp.core.locks import cached_property
@@ -46,7 +46,7 @@ class DeviceCopies:
         key = (xp.__name__, number)
         found = self._copies.get(key)
         if found is None:  # two threads at once both get the first one's copies
-            found = self._copies.setdefault(key, tuple(backend.kept(xp, array) for array in self._host))
+            found = self._copies.setdefault(key, tuple(graphs.kept(xp, array) for array in self._host))
         return found
 
 

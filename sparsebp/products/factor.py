@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core import backend
+from sparsebp.core import backend, host_pool
 from sparsebp.core.check import Array, check_choice, check_flag, check_integer
 from sparsebp.core.errors import DeviceError, OptionError, PatternError, PivotError, ShapeError, within_memory
 from sparsebp.core.locks import cached_property
@@ -237,8 +237,8 @@ class FactorPlan:
         lanes = factor.width(batch, values.dtype)
         blocks = -(-batch // lanes)
         with within_memory(f"{batch} factors of {self.fill} values each do not fit in memory", "Use smaller batches"):
-            own = backend.empty(np, (blocks, self.pattern.nnz, lanes), values.dtype)
-            data = backend.empty(np, (blocks, self.fill, lanes), values.dtype)
+            own = host_pool.empty(np, (blocks, self.pattern.nnz, lanes), values.dtype)
+            data = host_pool.empty(np, (blocks, self.fill, lanes), values.dtype)
             growth, loss = np.zeros((2, batch), values.dtype)
             if self.pattern.shape[0] and batch:
                 factor.factorise(self.panels, self.flops // 2, wide, own, data, growth, loss)

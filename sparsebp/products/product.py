@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core import backend
+from sparsebp.core import backend, graphs
 from sparsebp.core.check import Array, check_integer
 from sparsebp.core.errors import DTypeError, LayoutError, MemoryLimitError, OptionError, ShapeError, within_memory
 from sparsebp.core.locks import cached_property, forkable_lock
@@ -223,7 +223,7 @@ def _spread(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _transposed(xp: ModuleType, pattern: SparsityPattern, data: Array) -> Array:
     """Return values on `pattern` in the order of its transpose."""
-    return data[backend.constant(xp, pattern.transpose_permutation)]
+    return data[graphs.constant(xp, pattern.transpose_permutation)]
 
 
 # The plan of a product on a fixed pattern: which kernel runs, and the arrays it reads.

@@ -17,7 +17,7 @@ from sparsebp.core.check import Array, ProductFactors
 from sparsebp.core.errors import OptionError
 from sparsebp.core.locks import cached_property
 from sparsebp.core.shortcuts import belongs, forward_of
-from sparsebp.nn import norm
+from sparsebp.nn import fused
 from sparsebp.nn.gradients import Gradients, gradients_of
 from sparsebp.nn.loss import check_mean, count_of, summed
 from sparsebp.nn.sequential import taking_lengths
@@ -437,7 +437,7 @@ class Actions:
 
         def run(step: Step) -> None:
             x, options = step.flow[m], step.options[m]
-            found = None if behind is None else norm.forward(layer, behind, x)
+            found = None if behind is None else fused.forward(layer, behind, x)
             if isinstance(x, _Ahead):
                 y = saved = x.y
             elif found is not None:
@@ -466,7 +466,7 @@ class Actions:
         if number + 1 >= len(self.stages):
             return None
         layer, behind = self.stages[number].layer, self.stages[number + 1].layer
-        return behind if norm.together(layer, behind) else None
+        return behind if fused.together(layer, behind) else None
 
     def share(self, step: Step) -> None:
         """Find the share that each micro-batch has of the step's loss: its mean weights their means by it."""
@@ -536,7 +536,7 @@ class Actions:
             if gradients is None and step.resumed:  # done before an interruption
                 return
             at = (gradients.gy, step.saved[m][number - 1], gradients.saved) if behind is not None else None
-            through = None if at is None else norm.gradients(layer, behind, *at)
+            through = None if at is None else fused.gradients(layer, behind, *at)
             if through is None:
                 place(step, m, number - 1, gradients.input_grad())
             else:

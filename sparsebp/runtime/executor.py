@@ -18,8 +18,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from sparsebp.core import backend, threads
-from sparsebp.core.backend import Reading
 from sparsebp.core.errors import MemoryLimitError, OptionError
+from sparsebp.core.graphs import Reading
 from sparsebp.core.locks import cached_property
 from sparsebp.runtime.actions import (
     Actions,
@@ -47,7 +47,7 @@ from sparsebp.runtime.streams import (
 )
 from sparsebp.schedule import Action, Costs, Schedule, StageBytes, StepGraph, simulate, write_costs, write_csv
 from sparsebp.schedule.builders import conventional, out_of_order, two_stream_list
-from sparsebp.schedule.files import Durations, Slowdowns
+from sparsebp.schedule.costs import Durations, Slowdowns
 
 # Metrics of a step on a device are read one step late, so the device never waits for the host: they are on their way to
 # the host when the step's work has been given to the device, and are checked when the next step's has been given, too.

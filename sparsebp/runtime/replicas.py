@@ -38,7 +38,7 @@ from sparsebp.runtime.launch import check_marks, check_same, checksums, mark_of,
 from sparsebp.runtime.streams import parts_in
 from sparsebp.schedule import Action, Costs, Kind, Schedule, StageBytes, simulate, validate
 from sparsebp.schedule.builders import place_updates, reverse_first_k, search_k
-from sparsebp.schedule.files import Durations
+from sparsebp.schedule.costs import Durations
 
 # Gradients of many parameters in a few flat arrays, which are summed over all ranks as soon as they are full.
 

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from sparsebp.core import backend, threads
-from sparsebp.core.backend import GraphRecorder
+from sparsebp.core import backend, graphs, threads
 from sparsebp.core.errors import OptionError, SparseBPError, StaleError
+from sparsebp.core.graphs import GraphRecorder
 from sparsebp.core.shortcuts import belongs
 from sparsebp.runtime.actions import Actions, Batch, DeferredMetrics, Run, Stages, Step
 from sparsebp.schedule import Action, Cell, Lane, Schedule, StepGraph, parts_of, validate
@@ -316,7 +316,7 @@ class TwoStreams:
 
     def __init__(self, xp: ModuleType = np) -> None:
         self._xp = xp
-        self._streams = backend.streams(xp, 2)
+        self._streams = graphs.streams(xp, 2)
         self._device = backend.device_number(xp)  # of the streams
         self._jobs: queue.SimpleQueue[tuple[Program, Step, Step | None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -402,7 +402,7 @@ class TwoStreams:
         try:
             with self._streams[1]:
                 self._run(program, program.streams[1], step, before)
-                step.marks[-1] = backend.record(self._xp)
+                step.marks[-1] = graphs.record(self._xp)
         except _Aborted:
             pass
         except BaseException as error:
@@ -461,14 +461,14 @@ class TwoStreams:
             raise _Aborted
         task.run(step)
         if task.signal is not None:
-            step.marks[task.signal] = backend.record(self._xp)
+            step.marks[task.signal] = graphs.record(self._xp)
             step.events[task.signal] = True
 
     def _wait(self, step: Step, event: int, current: Step) -> None:
         _await(step, event, current)
         if step.aborted or current.aborted:
             raise _Aborted
-        backend.wait(self._xp, step.marks[event])
+        graphs.wait(self._xp, step.marks[event])
 
     def _abort(self, step: Step, error: BaseException, before: Step | None = None) -> BaseException:
         """Let the second stream end `step`; return what to raise."""
@@ -669,10 +669,10 @@ class Graphs:
             with streams[number]:
                 for event, before in task.waits:
                     if not before:
-                        backend.wait(xp, step.marks[event])
+                        graphs.wait(xp, step.marks[event])
                 task.run(step)
                 if task.signal is not None:
-                    step.marks[task.signal] = backend.record(xp)
+                    step.marks[task.signal] = graphs.record(xp)
         self._at = "the update"
         self._join(streams[1:], streams[:1])
         with streams[0]:
@@ -686,10 +686,10 @@ class Graphs:
     def _join(self, ended: Sequence[Any], begun: Sequence[Any]) -> None:
         for stream in ended:
             with stream:
-                mark = backend.record(self._xp)
+                mark = graphs.record(self._xp)
             for other in begun:
                 with other:
-                    backend.wait(self._xp, mark)
+                    graphs.wait(self._xp, mark)
 
     def _state(self) -> list[Any]:
         """Return everything that a graph depends on: the model's arrays, and the numbers and flags of its layers."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core import backend
+from sparsebp.core import backend, graphs, host_pool
 from sparsebp.core.check import Array, check_flag
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 
@@ -75,7 +75,7 @@ def linear_recurrence(
     """
     xp = _check(a, ("b", b), h0)
     reverse, steps_of = check_flag("reverse", reverse), _lengths(lengths, b.shape, xp)
-    h = backend.empty(xp, b.shape, b.dtype)
+    h = host_pool.empty(xp, b.shape, b.dtype)
     factors, terms, start = _reals(a), _reals(b), _reals(_start(h0, b, xp))
     pairs = b.dtype.kind == "c"
     kernels.get(xp).linear_recurrence(factors, terms, start, steps_of, pairs, reverse, _reals(h))
@@ -109,8 +109,8 @@ def linear_recurrence_vjp(
     """
     xp = _check(a, ("h", h), h0, ("grad_h", grad_h))
     reverse, steps_of = check_flag("reverse", reverse), _lengths(lengths, h.shape, xp)
-    grad_a = backend.empty(xp, (len(a), *h.shape[1:]), h.dtype)
-    grad_b, grad_h0 = backend.empty(xp, h.shape, h.dtype), backend.empty(xp, h.shape[1:], h.dtype)
+    grad_a = host_pool.empty(xp, (len(a), *h.shape[1:]), h.dtype)
+    grad_b, grad_h0 = host_pool.empty(xp, h.shape, h.dtype), host_pool.empty(xp, h.shape[1:], h.dtype)
     given = (_reals(array) for array in (a, h, grad_h, _start(h0, h, xp)))
     written = (_reals(array) for array in (grad_a, grad_b, grad_h0))
     kernels.get(xp).linear_recurrence_grad(*given, steps_of, h.dtype.kind == "c", reverse, *written)
@@ -155,7 +155,7 @@ def _lengths(lengths: Any, shape: tuple[int, ...], xp: ModuleType) -> Array | No
     if batch and not 0 <= found.min() <= found.max() <= steps:
         raise OptionError("A length is out of range", expected=f"integers from 0 to {steps}",
                           got=int(found.min() if found.min() < 0 else found.max()))  # fmt: skip
-    return backend.constant(xp, found.astype(np.int64))
+    return graphs.constant(xp, found.astype(np.int64))
 
 
 def _start(h0: Array | None, h: Array, xp: ModuleType) -> Array:

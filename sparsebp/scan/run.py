@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core import backend
+from sparsebp.core import backend, graphs
 from sparsebp.core.check import Array, check_integer, check_sequence
 from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError
 from sparsebp.core.locks import cached_property
@@ -496,8 +496,8 @@ class Maps:
 
 # A scan on the host: every chain of matrix–vector products in one compiled call.
 #
-# A step of the linear scan may take a microsecond, and a kernel call from Python about six. So the steps are written to a
-# table once for each shape of call (`sparsebp.kernels.host.sparse.csr`), and a call fills in the addresses of its arrays.
+# A step of the linear scan may take a microsecond, and a kernel call from Python about six. So the steps are written
+# to a table once for each shape of call (`sparsebp.kernels.host.sparse.csr`), and a call fills in addresses.
 
 
 TOGETHER = 1 << 22
@@ -635,7 +635,7 @@ class StackBuffers(NamedTuple):
 
 def _with_arrays(operation: Operation, xp: ModuleType) -> Operation:
     """Replace the index tuples of an operation by int64 arrays of `xp`."""
-    fields: list[Any] = [v if isinstance(v, int) else backend.kept(xp, np.asarray(v, np.int64)) for v in operation]
+    fields: list[Any] = [v if isinstance(v, int) else graphs.kept(xp, np.asarray(v, np.int64)) for v in operation]
     return type(operation)(*fields)
 
 
@@ -702,7 +702,7 @@ def workspace_of(plan: ScanPlan, arguments: Arguments) -> Iterator[Workspace]:
     """
     workspace = _take_workspace(plan, arguments)
     yield workspace
-    if backend.is_recorded():
+    if graphs.is_recorded():
         return
     plan.workspaces.append(workspace)
     del plan.workspaces[:-KEPT_WORKSPACES]
@@ -713,9 +713,9 @@ def _take_workspace(plan: ScanPlan, arguments: Arguments) -> Workspace:
     xp, g = arguments.xp, arguments.g
     sized, batch, shared = plan.sized, g.shape[1], arguments.shared
     stack = sized.stack if arguments.stacked else None
-    device = _HOST if xp is np else (xp.__name__, str(g.device), backend.order_of(xp))
+    device = _HOST if xp is np else (xp.__name__, str(g.device), graphs.order_of(xp))
     key = (*device, g.dtype, batch, shared, stack is not None)
-    for kept in () if backend.is_recorded() else list(plan.workspaces):
+    for kept in () if graphs.is_recorded() else list(plan.workspaces):
         if kept.key == key:
             try:
                 plan.workspaces.remove(kept)

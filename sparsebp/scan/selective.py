@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from sparsebp import kernels
-from sparsebp.core import backend
+from sparsebp.core import backend, host_pool
 from sparsebp.core.check import Array
 from sparsebp.kernels.spec import kept_states
 
@@ -94,8 +94,8 @@ def selective_scan(
     """
     xp = _check(x, dt, a, b, c, d, h0=h0)
     steps, batch, channels = x.shape
-    y = backend.empty(xp, x.shape, x.dtype)
-    states = backend.empty(xp, (kept_states(steps), batch, a.shape[1], channels), x.dtype)
+    y = host_pool.empty(xp, x.shape, x.dtype)
+    states = host_pool.empty(xp, (kept_states(steps), batch, a.shape[1], channels), x.dtype)
     kernels.get(xp).selective_scan(*_operands(x, dt, a, b, c, d), _states_first(xp, h0, states), y, states)
     return SelectiveScan(y, states)
 
@@ -129,9 +129,9 @@ def selective_scan_vjp(
     """
     xp = _check(x, dt, a, b, c, d, states=states, grad_y=grad_y, grad_h_n=grad_h_n)
     _, batch, channels = x.shape
-    gx, gdt = (backend.empty(xp, x.shape, x.dtype) for _ in range(2))
+    gx, gdt = (host_pool.empty(xp, x.shape, x.dtype) for _ in range(2))
     ga, gd = xp.empty((batch, a.shape[1], channels), x.dtype), xp.empty((batch, channels), x.dtype)
-    gb, gc = (backend.empty(xp, b.shape, x.dtype) for _ in range(2))
+    gb, gc = (host_pool.empty(xp, b.shape, x.dtype) for _ in range(2))
     gh, gh0 = _states_first(xp, grad_h_n, states), xp.empty(states.shape[1:], x.dtype)
     given = *_operands(x, dt, a, b, c, d), _contiguous(grad_y), gh, _contiguous(states)
     kernels.get(xp).selective_scan_grad(*given, gx, gdt, ga, gb, gc, gd, gh0)

@@ -5,18 +5,8 @@ for one device (`sparsebp.runtime`), or for one of several ranks, including its 
 placement of the updates in a schedule. An *order* is a plain sequence of stages or samples.
 """
 
-from sparsebp.schedule.costs import Costs, Link, Network, StageBytes
-from sparsebp.schedule.files import (
-    Durations,
-    for_torch,
-    programs_to_csv,
-    read_costs,
-    read_csv,
-    to_csv,
-    write_costs,
-    write_csv,
-    write_programs,
-)
+from sparsebp.schedule.costs import Costs, Durations, Link, Network, StageBytes, read_costs, write_costs
+from sparsebp.schedule.files import for_torch, programs_to_csv, read_csv, to_csv, write_csv, write_programs
 from sparsebp.schedule.lowering import Message, RankProgram, check_rendezvous, lower
 from sparsebp.schedule.plot import chrome_trace, gantt, summary, text_chart, write_trace
 from sparsebp.schedule.schedule import (

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from sparsebp.core.check import check_integer, check_number, check_positive, shown
-from sparsebp.core.errors import OptionError
-from sparsebp.schedule.schedule import KINDS, Action, Cell, Kind, Overlap, StepGraph
+from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.core.files import check_path, parse_json, read_file, write_atomically
+from sparsebp.schedule.schedule import KINDS, Action, Cell, Kind, Overlap, StepGraph, parts_of
 
 DURATIONS: Mapping[Kind, float] = {"F": 1, "I": 1, "W": 1, "S": 0, "U": 0}
 """Defaults; a B takes as long as its I and W."""
@@ -294,3 +298,164 @@ def _sum(size: float, count: int, latency: float, bandwidth: float) -> float:
     ring = 2 * (count - 1) * (latency + size / count / bandwidth)
     tree = 2 * math.ceil(math.log2(count)) * latency + 2 * size / bandwidth
     return min(ring, tree)
+
+
+# Costs from text: durations by kind, stage or action, and a JSON file of all costs.
+
+_KEY = re.compile(r"[0-9]{0,9}[FIWBSU]|[0-9]{1,9}[FIWBSU][0-9]{1,9}")
+_FORM = 'a JSON object such as {"durations": {"F": 1, "2W": 0.5}, "latency": 0.1}'
+_REMEDY = "See sparsebp.schedule.read_costs"
+
+
+@dataclass(frozen=True)
+class _Entries:
+    entries: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__.lower()[:-1]
+        for key, value in self.entries.items():
+            if _KEY.fullmatch(key) is None:
+                raise OptionError(f"A {name} is of no action", expected="F (or I, W, B, S, U), 2F, 2F0", got=shown(key),
+                                  remedy="Name a kind, a stage and kind, or an action")  # fmt: skip
+            check_number(f"The {name} of {key}", value, 0)
+
+    def most_specific(self, action: Action) -> float | None:
+        """Return the entry that counts for an action, None if there is none."""
+        keys = (str(action), f"{action.stage}{action.kind}", action.kind)
+        return next((self.entries[key] for key in keys if key in self.entries), None)
+
+
+@dataclass(frozen=True)
+class Durations(_Entries):
+    """Durations by kind (``"F"``), by stage (``"2F"``), by action (``"2F0"``); the most specific entry counts.
+
+    Takes an action and returns its duration, as `Costs` wants it. A B without an entry takes the sum of its I and W;
+    any other action without one has the default duration of `Costs`. Another key, or a duration that is negative or not
+    finite, raises `OptionError`.
+    """
+
+    def __call__(self, action: Action) -> float:
+        """Return the duration of an action."""
+        found = self.most_specific(action)
+        if found is None and action.kind == "B":
+            return sum(map(self, parts_of(action)))
+        return DURATIONS[action.kind] if found is None else found
+
+
+@dataclass(frozen=True)
+class Slowdowns(_Entries):
+    """Slowdowns by kind, by stage, by action, as `Durations`; actions without an entry are not slowed down."""
+
+    def __call__(self, action: Action) -> float:
+        """Return the slowdown of an action."""
+        found = self.most_specific(action)
+        return 1.0 if found is None else found
+
+
+def parse_durations(texts: Iterable[str]) -> dict[str, float]:
+    """Return the durations of texts such as ``F=1`` and ``2W=0.5``."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        try:
+            found[key.strip()] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise OptionError("Not a duration", expected="F=1, 2W=0.5 or 2W0=0.5", got=shown(text))
+    return found
+
+
+def read_costs(path: str | os.PathLike[str]) -> Costs:
+    """Read costs from a JSON file.
+
+    The file is an object, all of its keys optional: ``"durations"`` (see `Durations`), ``"stages"`` (the fields of
+    `StageBytes`, once for all stages or in a list of one for each), ``"latency"``, ``"bandwidth"``, ``"slowdown"`` (a
+    number, or an object by kind, stage or action, see `Slowdowns`); ``"network"`` (the fields of `Network`) in place of
+    latency and bandwidth::
+
+        {"durations": {"F": 1, "I": 1, "W": 1, "2W": 1.5}, "stages": {"saved": 4096}, "latency": 0.1}
+
+    Raises
+    ------
+    FileFormatError
+        There is no such file, or it holds something else.
+    OptionError
+        A cost is out of its range.
+    """
+    path = check_path("path", path)
+    text = read_file(path, f"{path} has no costs", expected=_FORM, remedy=_REMEDY)
+    try:
+        content = parse_json(text)
+    except ValueError as error:  # JSON or UTF-8
+        raise _refused(path, str(error)) from error
+    return costs_of(content, path)
+
+
+def costs_of(content: Any, source: object = "costs") -> Costs:
+    """Return the costs of a parsed JSON file; see `read_costs`. `source` is its name in messages."""
+    known = ("durations", "stages", "latency", "bandwidth", "network", "slowdown")
+    _check_keys(content, known, source)
+    durations = content.get("durations", {})
+    if not isinstance(durations, dict):
+        raise _refused(source, f"durations {shown(durations)}")
+    slowdown = content.get("slowdown", 1.0)
+    stages = content.get("stages", {})
+    pair = {key: content[key] for key in ("latency", "bandwidth") if key in content}
+    link = Link(**pair)
+    if "network" in content:
+        _check_keys(content["network"], [f.name for f in fields(Network)], source)
+        if pair:
+            raise _refused(source, f"a network and {' and '.join(pair)}")
+        link = Network(**content["network"])
+    each = stages if isinstance(stages, list) else [stages]
+    for entry in each:
+        _check_keys(entry, [f.name for f in fields(StageBytes)], source)
+    each = [StageBytes(**entry) for entry in each]
+    return Costs(
+        Durations(durations),
+        tuple(each) if isinstance(stages, list) else each[0],
+        link,
+        Slowdowns(slowdown) if isinstance(slowdown, dict) else slowdown,
+    )
+
+
+def write_costs(costs: Costs, actions: Iterable[Action], path: str | os.PathLike[str]) -> None:
+    """Write costs to a JSON file that `read_costs` reads: first under a temporary name, then renamed.
+
+    Durations, and slowdowns that are a function, are written action by action for `actions`, for example a `Schedule`.
+    S and U belong to the stage, whatever the micro-batch.
+
+    Raises
+    ------
+    OptionError
+        An action has no duration.
+    OutputError
+        The file cannot be written.
+    """
+    actions = tuple(actions)
+    # JSON has no infinity: a file without a bandwidth means that.
+    link = {key: value for key, value in asdict(costs.link).items() if value is not None and value != math.inf}
+    content: dict[str, Any] = {
+        "durations": {str(action): costs.duration(action) for action in actions},
+        "stages": [asdict(entry) for entry in costs.stages]
+        if isinstance(costs.stages, tuple)
+        else asdict(costs.stages),
+        **({"network": link} if isinstance(costs.link, Network) else link),
+        "slowdown": {str(action): costs.slowdown_of(action) for action in actions}
+        if callable(costs.slowdown)
+        else costs.slowdown,
+    }
+    write_atomically(path, json.dumps(content, indent=1).encode())
+
+
+def _check_keys(entry: Any, known: tuple[str, ...] | list[str], source: object) -> None:
+    if not isinstance(entry, dict):
+        raise _refused(source, f"{type(entry).__name__} {shown(entry)}")
+    unknown = sorted(entry.keys() - set(known))
+    if unknown:
+        raise FileFormatError(f"{source} has unknown keys", expected=", ".join(known), got=", ".join(unknown))
+
+
+def _refused(source: object, got: str) -> FileFormatError:
+    return FileFormatError(f"{source} has no costs", expected=_FORM, got=got, remedy=_REMEDY)

@@ -22,9 +22,9 @@ from torch.autograd import Function, forward_ad
 
 from sparsebp import kernels
 from sparsebp.core import backend
-from sparsebp.core.backend import empty
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError
+from sparsebp.core.host_pool import empty
 from sparsebp.nn.bptt import BackwardOptions
 from sparsebp.nn.cells import CellMath, GRUMath, LSTMMath, RNNMath, State, Tape, Weights
 from sparsebp.nn.recurrent import choose

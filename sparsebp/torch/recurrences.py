@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sparsebp import kernels
-from sparsebp.core import backend
+from sparsebp.core import backend, host_pool
 from sparsebp.core.check import check_choice, check_flag, check_integer, check_number
 from sparsebp.core.errors import DeviceError, DTypeError, ShapeError
 from sparsebp.nn.linear_recurrent import OPEN, Candidate
@@ -268,7 +268,7 @@ def _compute_min_gru(p: Tensor, h0: Tensor, nonlinearity: str, reverse: bool) ->
     with on_its_stream(p):
         x, start = to_array(p.contiguous()), to_array(h0.contiguous())
         xp = backend.namespace(x)
-        h = backend.empty(xp, (*x.shape[:2], start.shape[1]), x.dtype)
+        h = host_pool.empty(xp, (*x.shape[:2], start.shape[1]), x.dtype)
         kernels.get(xp).min_gru_forward(x, start, None, nonlinearity, reverse, h)
         return to_tensor(h)
 
@@ -283,7 +283,7 @@ def _compute_min_gru_vjp(
     with on_its_stream(p):
         given = [to_array(tensor.contiguous()) for tensor in (p, h, grad_h, h0)]
         xp = backend.namespace(given[0])
-        gp, gh0 = (backend.empty(xp, tuple(tensor.shape), given[0].dtype) for tensor in (p, h0))
+        gp, gh0 = (host_pool.empty(xp, tuple(tensor.shape), given[0].dtype) for tensor in (p, h0))
         kernels.get(xp).min_gru_backward(*given, None, nonlinearity, reverse, gp, gh0)
         return to_tensor(gp), to_tensor(gh0)
 

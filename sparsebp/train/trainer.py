@@ -21,8 +21,8 @@ from sparsebp.core.errors import NonFiniteError, OptionError, ShapeError
 from sparsebp.core.files import kept_path
 from sparsebp.core.shortcuts import forward_of
 from sparsebp.data.dataset import Dataset, epoch_order
-from sparsebp.nn.layer import inference_mode
 from sparsebp.nn.loss import DEFAULT_IGNORED, count_of, summed
+from sparsebp.nn.modes import inference_mode
 from sparsebp.nn.steps import ValidSteps, output_steps, seen_by_loss
 from sparsebp.nn.stream import CarriedState
 from sparsebp.optim import Predictor

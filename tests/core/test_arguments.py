@@ -24,11 +24,11 @@ from sparsebp.core.check import (
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError, SparseBPError
 from sparsebp.core.files import write_atomically
 from sparsebp.data import ArrayDataset, BitstreamDataset, load_cifar10
-from sparsebp.nn.layer import NamedArrays
+from sparsebp.nn.parameters import NamedArrays
 from sparsebp.patterns import SparsityPattern
 from sparsebp.schedule import Action, Costs, Link, StepGraph, parse, read_csv, simulate
 from sparsebp.schedule.builders import BUILDERS
-from sparsebp.schedule.files import read_costs
+from sparsebp.schedule.costs import read_costs
 from sparsebp.train import Checkpoint, load_checkpoint, save_checkpoint, verify
 from sparsebp.train.config import read_config, write_config
 from sparsebp.train.recipes import prune_checkpoint

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparsebp.core import backend
-from sparsebp.core.backend import GraphRecorder
+from sparsebp.core import backend, cublas, graphs
 from sparsebp.core.errors import DeviceError
+from sparsebp.core.graphs import GraphRecorder
 from strict_cupy import counted, memory
 from strict_cupy.cublas import LIBRARY
 from strict_cupy.device import DEVICE, Graph
@@ -71,7 +71,7 @@ def test_a_constant_has_memory_that_the_graph_does_not_reuse(cp):
     host, used = np.arange(12.0).reshape(3, 4)[:, ::2], cp.get_default_memory_pool().used_bytes
     before = used()
     with recorder.capturing():
-        found = backend.constant(cp, host)
+        found = graphs.constant(cp, host)
         with cp.cuda.Stream(non_blocking=True):  # there before anything is replayed
             assert found.tolist() == host.tolist()
         out += found.reshape(6)
@@ -96,16 +96,16 @@ def test_products_set_the_stream_and_its_workspace(cp, monkeypatch):
             with stream:
                 for wanted in (["SetStream_v2", "SetWorkspace_v2", "GemmEx"], ["GemmEx"]):
                     calls.clear()
-                    backend.matmul(a, a.T)
+                    cublas.matmul(a, a.T)
                     assert calls == wanted
-        assert backend.matmul(a[None], a.T[None]).shape == (1, 2, 2)
+        assert cublas.matmul(a[None], a.T[None]).shape == (1, 2, 2)
         assert calls[-1] == "GemmStridedBatchedEx"
     assert len(recorder._cublas._workspaces) == 2
     monkeypatch.setattr(LIBRARY, "cublasSetStream_v2", lambda *_: 13)
     with pytest.raises(DeviceError, match="cublasSetStream_v2 failed"), recorder.running(), recorder.streams[1]:
-        backend.matmul(a, a.T)
+        cublas.matmul(a, a.T)
     with pytest.raises(DeviceError, match="cublasSetStream_v2 failed"), recorder.running():  # it is not taken as set
-        backend.matmul(a, a.T)
+        cublas.matmul(a, a.T)
 
 
 @pytest.mark.parametrize(("allowed", "wanted"), [(False, [68, 68, 70]), (True, [77, 77, 70])])
@@ -114,12 +114,12 @@ def test_tf32_is_asked_for_in_float32_if_it_is_allowed(cp, monkeypatch, allowed,
     for name in ("cublasGemmEx", "cublasGemmStridedBatchedEx"):
         method = getattr(LIBRARY, name)
         monkeypatch.setattr(LIBRARY, name, lambda *a, method=method: (computes.append(a[-2]), method(*a))[1])
-    assert backend.allow_tf32 is False
-    monkeypatch.setattr(backend, "allow_tf32", allowed)
+    assert cublas.allow_tf32 is False
+    monkeypatch.setattr(cublas, "allow_tf32", allowed)
     single = cp.ones((2, 3), np.float32)
     with GraphRecorder(cp, 1).running():
         for a, b in ((single, single.T), (single[None], single.T[None]), (cp.ones((2, 3)), cp.ones((3, 2)))):
-            backend.matmul(a, b)
+            cublas.matmul(a, b)
     assert computes == wanted
 
 

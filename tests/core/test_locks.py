@@ -15,8 +15,8 @@ import pytest
 
 import sparsebp
 from sparsebp.core import locks
-from sparsebp.core.backend import SMALLEST, HostPool
 from sparsebp.core.errors import StaleError
+from sparsebp.core.host_pool import SMALLEST, HostPool
 from sparsebp.core.locks import forkable_event, forkable_lock
 from sparsebp.runtime.streams import TwoStreams
 
@@ -238,9 +238,10 @@ def train(steps=1):
         adam.step(value_and_grad(x, target)[1])
 
 def take(rng):
+    from sparsebp.core import host_pool
     from sparsebp.core import backend
     for size in rng.integers(1 << 18, 1 << 20, 20):
-        backend.empty(np, (int(size),), np.uint8)
+        host_pool.empty(np, (int(size),), np.uint8)
 
 multiply(rng); train(); take(rng)
 stop = []

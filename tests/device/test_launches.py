@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sparsebp import kernels, optim
-from sparsebp.core import backend
+from sparsebp.core import graphs
 from sparsebp.core.errors import DeviceError, OptionError
 from sparsebp.kernels.device import DeviceKernels
 from sparsebp.kernels.device.launch import STATIC_SHARED_LIMIT
@@ -256,8 +256,8 @@ def test_while_work_is_recorded_the_recorder_sends(cupy):
             return Placed(host.shape, host.dtype)
 
     host = np.arange(3)
-    assert backend.kept(np, host) is host
-    with backend.recording(Recorder()):
-        assert backend.is_recorded()
-        assert backend.kept(cupy, host).shape == (3,)
-    assert asked == [host] and not cupy.notes and not backend.is_recorded()
+    assert graphs.kept(np, host) is host
+    with graphs.recording(Recorder()):
+        assert graphs.is_recorded()
+        assert graphs.kept(cupy, host).shape == (3,)
+    assert asked == [host] and not cupy.notes and not graphs.is_recorded()

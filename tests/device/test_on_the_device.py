@@ -16,7 +16,7 @@ import strict_cupy
 from backends import make_backend, needs_numba
 from matrices import random_pattern
 from sparsebp import kernels, models, nn, optim
-from sparsebp.core import backend
+from sparsebp.core import backend, cublas
 from sparsebp.core.errors import DeviceError, LayoutError
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products import plan_product
@@ -123,7 +123,7 @@ def test_each_of_two_devices_in_turn_has_all_that_is_kept_to_itself(second, cupy
         with cupy.cuda.Device(number):
             there = cupy.asarray(g), cupy.asarray(data)
             found = plan(*there)
-            product = backend.matmul(there[0], there[0].T)
+            product = cublas.matmul(there[0], there[0].T)
             kept = [*found, product, *pattern.device_arrays(cupy)]
             assert {array.data.device_id for array in kept} == {number}
             np.testing.assert_allclose(product.get(), g @ g.T, rtol=1e-12)
@@ -132,7 +132,7 @@ def test_each_of_two_devices_in_turn_has_all_that_is_kept_to_itself(second, cupy
                 y = np.einsum("ijb,jb->ib", data[i].reshape(size, size, batch), y)
                 np.testing.assert_allclose(found[i].get(), y, rtol=1e-9)
     assert len({workspace.key for workspace in plan.workspaces}) == len(plan.workspaces) == 2
-    handles = backend._own.handles
+    handles = cublas._own.handles
     assert handles[0]._handle.value != handles[second]._handle.value
     device = kernels.get(cupy)._run
     used = [{key[1:] for key in device._kernels if key[0] == number} for number in (0, second)]

@@ -16,8 +16,8 @@ from sparsebp import kernels
 from sparsebp.core import threads
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.kernels.host import matmul, matmul_batches, matmul_many, update_by_product, worth_update_by_product
-from sparsebp.kernels.host.dense import dense
-from sparsebp.kernels.host.dense.dense import SMALL
+from sparsebp.kernels.host.dense import products as dense
+from sparsebp.kernels.host.dense.products import SMALL
 from sparsebp.kernels.host.engine.tiles import gemm_of
 from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS
 from strategies import normal, reals, seeds, sizes, tolerance
@@ -268,7 +268,7 @@ def test_what_the_blas_prefetches_behind_its_operands_is_mapped():
 import ctypes, mmap, struct
 import numpy as np
 from sparsebp.core import threads
-from sparsebp.kernels.host.dense import dense
+from sparsebp.kernels.host.dense import products as dense
 from sparsebp.kernels.host import matmul
 
 matmul(np.ones((200, 200)), np.ones((200, 200)))

@@ -18,8 +18,8 @@ from sparsebp.core.machine import machine
 from sparsebp.models import vgg11
 from sparsebp.nn import sequential
 from sparsebp.nn.bptt import BackwardOptions
-from sparsebp.nn.layer import Work
 from sparsebp.nn.sequential import KEPT, choose_chain_backward
+from sparsebp.nn.work import Work
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.rules import MARGIN, layers_time
 from strategies import seeds

@@ -29,7 +29,8 @@ from sparsebp.schedule import (
     write_csv,
 )
 from sparsebp.schedule.builders import BUILDERS, build, conventional, gpipe
-from sparsebp.schedule.files import costs_of, from_csv, parse_durations, programs_to_csv, write_programs
+from sparsebp.schedule.costs import costs_of, parse_durations
+from sparsebp.schedule.files import from_csv, programs_to_csv, write_programs
 from sparsebp.schedule.lowering import Compute, Message, Post, Reduce, Send, lower
 
 GPIPE = Schedule.of(

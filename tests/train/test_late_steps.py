@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sparsebp.core import backend
-from sparsebp.core.backend import Reading
 from sparsebp.core.errors import NonFiniteError
+from sparsebp.core.graphs import Reading
 from sparsebp.optim.optimizer import clip_grad_norm, clip_on_device, square_sums
 from sparsebp.runtime.actions import DeferredMetrics, Step, Watch
 from sparsebp.runtime.executor import DeferredSteps

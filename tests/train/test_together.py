@@ -8,7 +8,7 @@ import pytest
 import orders
 from sparsebp import nn, optim, prune
 from sparsebp.core import threads
-from sparsebp.kernels.host.dense import dense
+from sparsebp.kernels.host.dense import products as dense
 from sparsebp.runtime import streams
 from sparsebp.runtime.actions import Actions, Stages
 from sparsebp.runtime.executor import Executor, TimedExecutor

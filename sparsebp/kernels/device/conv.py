@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsebp.core import backend
+from sparsebp.core import cublas
 from sparsebp.core.check import Array
 from sparsebp.kernels.device.launch import WARP, ByValue, by_value, c_types, ceil_div, check_int32
 from sparsebp.kernels.device.optim import PointwiseKernels
@@ -82,7 +82,7 @@ class ConvolutionKernels(PointwiseKernels):
         batch, channels, rows, size = len(x), x.shape[1], out.shape[1], prod(x.shape[2:])
         flat = out.reshape(batch, rows, size)
         every = self.xp.broadcast_to(weight, (batch, rows, channels))
-        backend.matmul(every, x.reshape(batch, channels, size), flat)
+        cublas.matmul(every, x.reshape(batch, channels, size), flat)
         if bias is not None or limits is not None:
             self.channel_scale(flat, None, None, bias, flat, limits)
 

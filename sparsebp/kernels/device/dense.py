@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparsebp.core.backend import matmul, namespace
+from sparsebp.core.backend import namespace
 from sparsebp.core.check import Array
+from sparsebp.core.cublas import matmul
 from sparsebp.kernels.device.launch import BLOCK, WARP_A_ROW, Launcher, c_types, ceil_div, step, thread_block
 
 _TILE = 4  # as TILE in dense.cu
@@ -13,7 +14,7 @@ _MATMUL_BLOCK = 128
 _FEW = 128
 """Rows, inputs and outputs up to which a linear layer has kernels of its own."""
 
-# As in `sparsebp.kernels.host.dense.dense`, by cuBLAS.
+# As in `sparsebp.kernels.host.dense.products`, by cuBLAS.
 matmul_batches = matmul
 
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsebp.core.backend import matmul
 from sparsebp.core.check import Array, Nonlinearity
+from sparsebp.core.cublas import matmul
 from sparsebp.core.errors import OptionError
 from sparsebp.kernels.device.launch import BLOCK, MAX_THREADS, WARP, Defines, Launcher, c_types, ceil_div, thread_block
 from sparsebp.kernels.operands import WeightSums

@@ -14,7 +14,7 @@ from sparsebp.kernels.host.activations import ActivationKernels  # noqa: E402
 from sparsebp.kernels.host.conv.band import BandKernels  # noqa: E402
 from sparsebp.kernels.host.conv.conv import ConvolutionKernels  # noqa: E402
 from sparsebp.kernels.host.conv.pool import MaxPoolKernels  # noqa: E402
-from sparsebp.kernels.host.dense.dense import (  # noqa: E402
+from sparsebp.kernels.host.dense.products import (  # noqa: E402
     DenseKernels,
     bytes_at_once,
     matmul,

@@ -19,12 +19,12 @@ from math import prod
 import numba
 import numpy as np
 
-from sparsebp.core import backend
+from sparsebp.core import host_pool
 from sparsebp.core.check import Array
 from sparsebp.core.threads import one_blas_thread
 from sparsebp.kernels.host.conv import depthwise, direct, narrow, winograd
 from sparsebp.kernels.host.conv.direct import add_sums, store_sums
-from sparsebp.kernels.host.dense.dense import blas_of, product
+from sparsebp.kernels.host.dense.products import blas_of, product
 from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, INNER_SERIAL, JIT, SERIAL, span
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -522,7 +522,7 @@ class ConvolutionKernels(ChannelKernels):
             return
         block, blocks = _blocks(len(y), y)
         splits = _splits(weight, groups, blocks, y)
-        sums = backend.empty(np, (splits, *out.shape), out.dtype) if splits > 1 else out[None]
+        sums = host_pool.empty(np, (splits, *out.shape), out.dtype) if splits > 1 else out[None]
         args, parts = (_grouped(weight, groups), y, geometry_of(*windows), block), blocks * splits
         with one_blas_thread():
             _convolve_t(team_for(parts, _work(weight, y)), parts, blas_of(y.dtype), *args, sums)
@@ -562,7 +562,7 @@ class ConvolutionKernels(ChannelKernels):
         chunk = max(1, _ROWS // prod(out.shape[2:]))
         chunks = groups * -(-out.shape[1] // chunk)
         splits = max(1, min(len(y), _CONVOLUTION_LEAST_PARTS // chunks))
-        sums = backend.empty(np, (splits, *weight.shape), weight.dtype) if splits > 1 else weight[None]
+        sums = host_pool.empty(np, (splits, *weight.shape), weight.dtype) if splits > 1 else weight[None]
         args, parts = (y, x, geometry_of(*windows), block, chunk), chunks * splits
         with one_blas_thread():
             _convolution_correlate(team_for(parts, _work(out, y)), parts, blas_of(y.dtype), *args, sums)

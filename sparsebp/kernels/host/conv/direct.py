@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from sparsebp.core import backend
+from sparsebp.core import host_pool
 from sparsebp.core.check import Array
 from sparsebp.kernels.host.conv.depthwise import SLACK, Layout, collect_rows, layout_of, spread_rows
 from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, JIT, span
@@ -222,7 +222,7 @@ def correlate(y: Array, x: Array, windows: tuple[Axes, ...], out: Array) -> bool
     block, blocks = _block(samples, channels, rows, windows, step), -(-batch // samples)
     splits = min(blocks, _PARTS)
     cuts = max(1, min(_PARTS // splits, -(-rows // 4)))
-    sums = backend.empty(np, (splits, rows, out[0].size), x.dtype)
+    sums = host_pool.empty(np, (splits, rows, out[0].size), x.dtype)
     layout, args = block.layout, (x.reshape(batch, channels, -1), block.vectors, block.steps, block.plane, samples)
     _correlate(
         team_for(splits * cuts, y.size * out[0].size // 8), splits * cuts, y.reshape(batch, rows, -1), layout.rows,

@@ -15,7 +15,7 @@ from math import prod
 import numba
 import numpy as np
 
-from sparsebp.core import backend
+from sparsebp.core import host_pool
 from sparsebp.core.check import Array
 from sparsebp.kernels.host.conv.depthwise import contiguous, turn_in
 from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, JIT, span
@@ -86,7 +86,7 @@ def convolve(weight: Array, x: Array, before: Axes, dilation: Axes, turned: bool
     groups = -(-vectors // _GROUP)
     splits = max(1, min(-(-_LEAST_PARTS // groups), rows // _LEAST_ROWS))
     block = max(1, _BLOCK_BYTES // (min(vectors, _GROUP) * taps * VECTOR_BYTES))
-    sums = backend.empty(np, (rows, *out.shape[2:], batch), x.dtype)
+    sums = host_pool.empty(np, (rows, *out.shape[2:], batch), x.dtype)
     args = weight.reshape(-1), row, channel, image, starts, kinds, counts, order, steps
     places, parts = taps - 1 - order if turned else order, groups * splits
     work = out.size * channels * taps // 8
@@ -99,7 +99,7 @@ def correlate(y: Array, x: Array, before: Axes, dilation: Axes, out: Array) -> N
     """Write the gradient at the weights, out (rows, channels, *kernel), for y (B, rows, …), the gradient at outputs."""
     geometry = len(x), x.shape[2:], out.shape[2:], before, dilation, y.shape[2:]
     starts, *_, steps = _lines(*geometry)
-    slopes = backend.empty(np, (y.shape[1], *y.shape[2:], len(y)), y.dtype)
+    slopes = host_pool.empty(np, (y.shape[1], *y.shape[2:], len(y)), y.dtype)
     _turn_samples(y, slopes, (0, 0, 0), inwards=True)
     rows, lanes = slopes.reshape(len(slopes), -1), VECTOR_BYTES // x.itemsize
     size, length = rows.shape[1], out[0].size
@@ -111,7 +111,7 @@ def correlate(y: Array, x: Array, before: Axes, dilation: Axes, out: Array) -> N
 def _side_by_side(x: Array, kernel: Axes, before: Axes, dilation: Axes, outputs: Axes) -> Array:
     """Return x (B, C, …) with zeros around as (C, numbers of all samples), the samples' next to each other."""
     sizes = [o + (k - 1) * d for o, k, d in zip(outputs, kernel, dilation, strict=True)]
-    image = backend.empty(np, (x.shape[1], *sizes, len(x)), x.dtype)
+    image = host_pool.empty(np, (x.shape[1], *sizes, len(x)), x.dtype)
     _turn_samples(x, image, before, inwards=True)
     return image.reshape(x.shape[1], -1)
 

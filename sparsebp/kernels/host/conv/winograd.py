@@ -5,10 +5,10 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from sparsebp.core import backend
+from sparsebp.core import host_pool
 from sparsebp.core.check import Array
 from sparsebp.core.threads import one_blas_thread
-from sparsebp.kernels.host.dense.dense import blas_of, gemm
+from sparsebp.kernels.host.dense.products import blas_of, gemm
 from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -433,7 +433,7 @@ def _parts(x: Array, high: int, wide: int) -> tuple[int, int]:
 
 def _places(size: int, dtype: np.dtype) -> Array:
     """Return scratch for 16 matrices of `size` numbers, whose first numbers share no set of the cache."""
-    return backend.empty(np, (16, -(-size // _PAGE) * _PAGE + _APART), dtype)
+    return host_pool.empty(np, (16, -(-size // _PAGE) * _PAGE + _APART), dtype)
 
 
 def _mapped_weight(weight: Array) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 
 from sparsebp.core import threads
 from sparsebp.core.check import Array, Nonlinearity
-from sparsebp.kernels.host.dense.dense import column_sums
+from sparsebp.kernels.host.dense.products import column_sums
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import VECTOR_BYTES, advance, copy, device, keep_alive, pointer
 from sparsebp.kernels.host.engine.threads import ALONE, in_parts, team

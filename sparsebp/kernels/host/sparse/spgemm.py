@@ -12,13 +12,14 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from sparsebp.core.backend import empty
 from sparsebp.core.check import Array
-from sparsebp.kernels.host.dense.dense import DenseKernels
+from sparsebp.core.host_pool import empty
+from sparsebp.kernels.host.dense.products import DenseKernels
 from sparsebp.kernels.host.engine import simd
+from sparsebp.kernels.host.engine.blocks import add_product, take_block
 from sparsebp.kernels.host.engine.compile import INNER_JIT, INNER_SERIAL, JIT, SERIAL, parts_for, row_at, share, span
 from sparsebp.kernels.host.engine.simd import Values, flat, pointers, put, take
-from sparsebp.kernels.host.engine.threads import add_product, in_parts, parallel, take_block, team
+from sparsebp.kernels.host.engine.threads import in_parts, parallel, team
 from sparsebp.kernels.host.sparse.csr import row_pointers, scale_entries, whole
 from sparsebp.kernels.operands import Blocks, Columns, Pairs, Places, Rows, Runs, Terms
 

@@ -30,8 +30,8 @@ from numba.extending import get_cython_function_address
 from threadpoolctl import threadpool_info
 
 from sparsebp.core import threads
-from sparsebp.core.backend import empty
 from sparsebp.core.check import Array, UpdateRule
+from sparsebp.core.host_pool import empty
 from sparsebp.kernels.host.dense.blocks import (
     matvec_of_block,
     reduce_matrices,

@@ -1,0 +1,65 @@
+"""Inference mode: forwards that save nothing for a backward."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any, NoReturn
+
+from sparsebp.core.errors import OptionError
+
+# Whether a forward saves anything for backward: not in `inference_mode`, and not when a layer is called.
+
+
+class _Depth(threading.local):
+    value = 0
+
+
+_depth = _Depth()
+
+
+def keeps() -> bool:
+    """Whether a forward of the calling thread saves anything for backward."""
+    return _depth.value == 0
+
+
+class inference_mode:  # as in torch
+    """Inside the ``with`` block, forward passes of this thread save nothing for backward, as `torch.inference_mode`.
+
+    Recurrent layers then write states only; ``saved.h_n`` (and an LSTM's ``saved.c_n``) exist, gradients are refused.
+    Other layers save what they always do. Calling a layer, ``model(x)``, implies it. Layers stay in their mode, see
+    `Layer.eval`.
+
+    Examples
+    --------
+    >>> import numpy as np, sparsebp as sb
+    >>> gru = sb.nn.GRU(3, 5, rng=0)
+    >>> with sb.nn.inference_mode():
+    ...     y, saved = gru.forward(np.ones((7, 4, 3), np.float32))
+    >>> y.shape, saved.h_n.shape
+    ((7, 4, 5), (1, 4, 5))
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        _depth.value += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _depth.value -= 1
+
+
+class NothingKept(list[Any]):
+    """Takes the place of the saved runs after a forward in `inference_mode`; reading it raises an error."""
+
+    def _refused(self, *_: Any) -> NoReturn:
+        raise OptionError("This forward saved nothing for backward",
+                          expected="a forward outside of inference_mode", got="one inside",
+                          remedy="Run forward(x), or vjp(x), outside of inference_mode")  # fmt: skip
+
+    __getitem__ = __iter__ = __len__ = __bool__ = append = _refused
+
+    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
+        return NothingKept, ()
