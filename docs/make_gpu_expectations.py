@@ -1,11 +1,9 @@
 """Fills the tables of the page on what we expect on a GPU: ``PYTHONPATH=.:tests python docs/make_gpu_expectations.py``.
 
-With ``--read`` the kernels are compiled and their machine code read first, and a training step is counted on the
-stand-in for CuPy; both are kept in ``explanation/gpu-figures.json``. Without, the page is filled from that file: every
-expected number of ours on it comes from there and from `MODEL`. Measured ones come from the results of GPU runs in
-``benchmarks/``; ``--from ARCHIVE`` takes them there from what a run has brought back, and the sentences on GPUs in
-README and on the first page follow. With ``--check`` nothing is written, and the exit status says whether all of it is
-up to date.
+Predictions come from ``explanation/gpu-figures.json``, read off machine code before the first run on a GPU, and from
+`MODEL`; they do not change any more. Measured numbers come from the results of GPU runs in ``benchmarks/``;
+``--from ARCHIVE`` takes them there from what a run has brought back, and the sentences on GPUs in README and on the
+first page follow. With ``--check`` nothing is written, and the exit status says whether all of it is up to date.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import tarfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,52 +48,6 @@ CUDNN_OTHERS = 20
 BATCH, HIDDEN = 16, 20
 CHUNKS = {1000: (16, 32, 64, 128), 30_000: (32, 64, 128, 258, 512)}
 NAMES = {"rnn": "tanh RNN", "gru": "GRU"}
-
-
-# ---- reading ---------------------------------------------------------------------------------------------------------
-
-
-def read() -> dict[str, Any]:
-    """Return what machine code, launchers and the stand-in for CuPy say."""
-    from gpu_model.kernels import COMPILER
-    from gpu_model.step import chosen_chunks, step_counts
-    from sass import nvrtc
-
-    if nvrtc.version() != COMPILER:
-        raise SystemExit(f"the page is made with NVRTC {COMPILER}, this is {nvrtc.version()}")
-    chosen = {cell: {str(length): chosen_chunks(cell, length) for length in CHUNKS} for cell in NAMES}
-    return {
-        "compiler": ".".join(map(str, COMPILER)),
-        "chosen": chosen,
-        "runs": {c: {str(t): runs(c, t, chosen[c][str(t)]) for t in CHUNKS} for c in NAMES},
-        "steps": {cell: step_counts(cell.upper(), "chunked") for cell in NAMES},
-    }
-
-
-def runs(cell: str, length: int, chosen: int) -> dict[str, Any]:
-    """Return forward, recursion and scans of a cell: phases with warps a multiprocessor, steps, cycles a step."""
-    from gpu_model.launches import recurrence
-
-    memory = "L2" if length * BATCH * HIDDEN * 4 * (8 if cell == "gru" else 4) < L2 else "DRAM"
-    found: dict[str, Any] = {"memory": memory}
-    for chunks in sorted({1, chosen, *CHUNKS[length]}):
-        forward, *phases = recurrence(cell, length, BATCH, HIDDEN, chunks, MULTIPROCESSORS)
-        phases = [one for one in phases if one.kernel != "sum_weights"]  # a small kernel
-        found["forward"] = [_phase(forward, length, "L2")]  # where it has asked for it two rounds before
-        steps = [length] if chunks == 1 else [ceil(length / chunks), chunks - 2, ceil(length / chunks)]
-        found[str(chunks)] = [_phase(one, count, memory) for one, count in zip(phases, steps, strict=True)]
-    return found
-
-
-def _phase(launch: Any, steps: int, memory: str) -> dict[str, Any]:
-    return {
-        "kernel": launch.kernel,
-        "rows": launch.defines.get("ROWS"),
-        "warps": launch.warps,
-        "steps": steps,
-        "cycles": round(launch.cycles(memory), 1),
-        "cycles, four passes": round(launch.cycles(memory, wide=True), 1),
-    }
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------
@@ -475,7 +426,6 @@ def say(text: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fill or check the pages; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--read", action="store_true", help="read machine code and count a step anew")
     parser.add_argument("--from", type=Path, dest="archive", help="take the results of a GPU run from its archive")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is out of date")
     options = parser.parse_args(arguments)
@@ -484,8 +434,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             take(options.archive)
         except (OSError, EOFError, zlib.error, tarfile.TarError, KeyError, ValueError) as error:
             parser.error(f"{options.archive} is no archive of a GPU run, or lacks a file: {error}")
-    if options.read:
-        FIGURES.write_text(json.dumps(read(), indent=1) + "\n", encoding="utf-8")
     figures, stale = json.loads(FIGURES.read_text(encoding="utf-8")), False
     made: dict[Path, Callable[[str], str]] = {PAGE: lambda text: fill(text, figures), **dict.fromkeys(FIRST, say)}
     for path, make in made.items():

@@ -20,8 +20,8 @@ import pytest
 
 from cuda_on_cpu.loader import NotingLoader
 from device.kernel_arguments import KERNELS, Maker
-from sass.nvrtc import kept_usage, log_of, usage, usage_key, usage_of
-from sass.sources import SOURCES, kernels_of
+from nvrtc.compile import kept_usage, log_of, usage, usage_key, usage_of
+from nvrtc.sources import SOURCES, kernels_of
 from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
 from sparsebp.kernels.device.launch import MACHINE_CODE, Defines, machine_code, source
 

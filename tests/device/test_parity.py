@@ -14,7 +14,7 @@ import pytest
 from cuda_on_cpu.loader import ExecutorLoader, NoGpu
 from cuda_on_cpu.memory import CheckedNumpy
 from device.kernel_arguments import KERNELS, VARIANTS, Maker, arrays_of, copies, flat, public, replaced
-from sass.sources import SOURCES, kernels_of
+from nvrtc.sources import SOURCES, kernels_of
 from sparsebp import kernels
 from sparsebp.core.check import UpdateRule
 from sparsebp.core.errors import DTypeError, LayoutError, ShapeError, SparseBPError

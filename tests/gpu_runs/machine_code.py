@@ -23,8 +23,8 @@ from benchmarks.gpu import Recurrence
 from benchmarks.workloads import CELLS, chunk_count
 from cuda_on_cpu.loader import NotingLoader
 from gpu_runs.cases import every, run
-from sass import nvrtc
-from sass.sources import SOURCES
+from nvrtc import compile as nvrtc
+from nvrtc.sources import SOURCES
 from sparsebp.kernels.device import DeviceKernels
 from sparsebp.kernels.device.launch import Defines, machine_code, source
 from sparsebp.kernels.spec import Kernels

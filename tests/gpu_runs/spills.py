@@ -11,7 +11,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 
 from gpu_runs.machine_code import sets
-from sass.nvrtc import usage_of
+from nvrtc.compile import usage_of
 from sparsebp.kernels.device.launch import Defines
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")

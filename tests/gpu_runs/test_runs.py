@@ -16,7 +16,7 @@ from benchmarks import harness
 from gpu_runs import cases, runs
 from gpu_runs.carried import ROOT
 from gpu_runs.machine_code import sets
-from sass.sources import SOURCES, kernels_of
+from nvrtc.sources import SOURCES, kernels_of
 
 STANDIN = ROOT / "tests" / "gpu_runs" / "standin"
 TOOLS = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from device.test_nvrtc import cases
-from sass.nvrtc import USAGE, usage_key, usage_of
+from nvrtc.compile import USAGE, usage_key, usage_of
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""Compiles the kernels with NVRTC as CuPy does; logs and disassemblies are kept between runs, by content.
+"""Compiles the kernels with NVRTC as CuPy does; logs are kept between runs, by content.
 
 What ptxas says of each kernel is kept in the repository, too (``usage.json``): to compile every set of defines takes
 minutes on a machine that has not done so before. Its keys are of the whole text, all options and NVRTC's version, so
-what has changed in any way is compiled. ``PYTHONPATH=tests python tests/sass/keep_usage.py`` writes it.
+what has changed in any way is compiled. ``PYTHONPATH=.:tests python -m nvrtc.keep_usage`` writes it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -46,47 +42,21 @@ def library() -> ctypes.CDLL:
     return ctypes.CDLL(str(found[-1]))
 
 
-@cache
-def disassembler() -> Path | None:
-    """Return nvdisasm of the package ``nvidia-cuda-nvdisasm``, else the one on the path, else None."""
-    found = sorted(path for folder in _packages() for path in folder.glob("*/bin/nvdisasm"))
-    on_path = shutil.which("nvdisasm")
-    return found[-1] if found else Path(on_path) if on_path else None
-
-
 def log_of(file: str, defines: Defines, architecture: str, extra: tuple[str, ...] = ()) -> str:
     """Compile and return what ptxas says of each kernel."""
-    wordy = ("--ptxas-options=-v", *extra)
-    return _kept("log", file, defines, architecture, wordy, lambda compiled: compiled.log)
-
-
-def listing_of(file: str, defines: Defines, architecture: str, extra: tuple[str, ...] = ()) -> str:
-    """Compile and return the disassembly with the instructions' encodings.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no nvdisasm.
-    """
-    return _kept("sass", file, defines, architecture, extra, lambda compiled: _disassemble(compiled.cubin))
+    text, given = source(file), flags(defines, architecture, ("--ptxas-options=-v", *extra))
+    kept = cache_folder() / f"nvrtc-{_key(text, given)}.log"
+    if not cached(kept.name):
+        unfinished = kept.with_suffix(f".{os.getpid()}.tmp")
+        unfinished.write_text(compiled(text, file, given).log, encoding="utf-8")
+        unfinished.rename(kept)
+    return kept.read_text(encoding="utf-8")
 
 
 def flags(defines: Defines, architecture: str, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return all options in CuPy's order."""
     ftz, space = CUPY_OPTIONS
     return (*options(defines), ftz, *extra, f"-arch={architecture}", space)
-
-
-def _kept(
-    kind: str, file: str, defines: Defines, architecture: str, extra: tuple[str, ...], make: Callable[[Compiled], str]
-) -> str:
-    text, given = source(file), flags(defines, architecture, extra)
-    kept = cache_folder() / f"nvrtc-{_key(text, given)}.{kind}"
-    if not cached(kept.name):
-        unfinished = kept.with_suffix(f".{os.getpid()}.tmp")
-        unfinished.write_text(make(compiled(text, file, given)), encoding="utf-8")
-        unfinished.rename(kept)
-    return kept.read_text(encoding="utf-8")
 
 
 def _key(text: str, flags: tuple[str, ...]) -> str:
@@ -109,21 +79,6 @@ def compiled(text: str, file: str, given: tuple[str, ...]) -> Compiled:
         return Compiled(cubin.raw, log.value.decode())
     finally:
         lib.nvrtcDestroyProgram(ctypes.byref(program))
-
-
-def _disassemble(cubin: bytes) -> str:
-    tool = disassembler()
-    if tool is None:
-        raise FileNotFoundError("nvdisasm is missing: pip install nvidia-cuda-nvdisasm (part of the extra 'dev')")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernels.cubin"
-        path.write_bytes(cubin)
-        done = subprocess.run(
-            [tool, "--print-code", "--print-instruction-encoding", path], check=False, capture_output=True, text=True
-        )
-    if done.returncode:
-        raise RuntimeError(f"nvdisasm failed: {done.stderr}")
-    return done.stdout
 
 
 @cache

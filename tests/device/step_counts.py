@@ -41,7 +41,7 @@ def chosen_chunks(cell: str, length: int) -> int:
 
 def _in_a_process_of_its_own(*arguments: str) -> Any:
     path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
-    command = [sys.executable, "-m", "gpu_model.step", *arguments]
+    command = [sys.executable, "-m", "device.step_counts", *arguments]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stderr}")
