@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -19,9 +19,7 @@ from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.pattern import index_bytes
 from sparsebp.products import ProductPlan, plan_product
 from sparsebp.scan.algorithms import AbstractStep, Recipe, Span, StackProgram, stack_program
-
-if TYPE_CHECKING:
-    from sparsebp.scan.fill_in import FillIn
+from sparsebp.scan.fill_in import FillIn
 
 
 class TooMuch(Exception):
@@ -54,8 +52,6 @@ class Chain:
     @cached_property
     def fill_in(self) -> FillIn:
         """Estimates of the chain's products."""
-        from sparsebp.scan.fill_in import FillIn  # brings Numba
-
         return FillIn()
 
     def product(self, right: Any, left: Any, memory_limit: int | None) -> ProductPlan:

@@ -9,23 +9,19 @@ Optim. 2, 1998). That costs a few matrix–vector products, where planning a pro
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-import numba
 import numpy as np
 
+from sparsebp import kernels
 from sparsebp.core.check import PatternKind
 from sparsebp.core.locks import cached_property
-from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL, accept_read_only
-from sparsebp.kernels.host.engine.threads import in_parts, team
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products.strategies import by_kinds
 
 KEYS = 32
 """Keys of a row. The standard error of a count is ``1 / sqrt(KEYS - 2)``, 18 %, and less for a sum over rows."""
-PARTS = 16
 
 Members: TypeAlias = tuple[SparsityPattern, ...]
 """The factors of a product in the chain's order, without those that leave its pattern as it is."""
@@ -136,40 +132,7 @@ def _carried(member: SparsityPattern, keys: np.ndarray, *, rows: bool) -> np.nda
     if member.kind == "dense":
         out[:] = keys.min(axis=0, initial=np.inf)
     elif rows:
-        _row_minima(team(), PARTS, member.indptr, member.indices, keys, out)
+        kernels.on_host().sketches.row_minima(member.indptr, member.indices, keys, out)
     else:
-        _column_minima(member.indptr, member.indices, keys, out)
+        kernels.on_host().sketches.column_minima(member.indptr, member.indices, keys, out)
     return out
-
-
-@numba.njit(**INNER_SERIAL)
-def _row_minima_part(part: Any, indptr: Any, indices: Any, keys: Any, out: Any) -> None:
-    rows = len(indptr) - 1
-    for i in range(rows * part // PARTS, rows * (part + 1) // PARTS):
-        least = out[i]
-        least[:] = np.inf
-        for k in range(indptr[i], indptr[i + 1]):
-            found = keys[indices[k]]
-            for r in range(len(least)):
-                least[r] = min(least[r], found[r])
-
-
-@numba.njit(**SERIAL)
-def _row_minima(team: Any, parts: Any, *args: Any) -> None:
-    """``out[i] = min of keys[j]`` over the entries (i, j); keys (n_columns, R), out (n_rows, R)."""
-    in_parts(_row_minima_part, team, parts, args)
-
-
-@numba.njit(**SERIAL)
-def _column_minima(indptr: Any, indices: Any, keys: Any, out: Any) -> None:
-    """``out[j] = min of keys[i]`` over the entries (i, j); keys (n_rows, R), out (n_columns, R)."""
-    out[:] = np.inf
-    for i in range(len(indptr) - 1):
-        found = keys[i]
-        for k in range(indptr[i], indptr[i + 1]):
-            least = out[indices[k]]
-            for r in range(len(found)):
-                least[r] = min(least[r], found[r])
-
-
-accept_read_only([sys.modules[__name__]])

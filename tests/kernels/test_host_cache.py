@@ -22,19 +22,6 @@ def test_indices_older_than_the_newest_source_are_dropped(tmp_path):
     assert drop_stale(tmp_path) == 0
 
 
-def test_so_are_those_of_folders_that_use_the_sources(tmp_path):
-    """They have inlined them: among other things, where in a team's memory is what."""
-    sources, user = tmp_path / "sources", tmp_path / "user"
-    for name, seconds in (("sources/below/a.py", 200), ("user/in/b.py", 300),
-                          ("user/in/__pycache__/b.f.nbi", 150), ("user/in/__pycache__/b.g.nbi", 250)):  # fmt: skip
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("")
-        os.utime(tmp_path / name, (seconds, seconds))
-    assert drop_stale(sources) == 0
-    assert drop_stale(sources, user) == 1
-    assert [path.name for path in (user / "in" / "__pycache__").iterdir()] == ["b.g.nbi"]
-
-
 def test_a_folder_without_a_cache_has_nothing_to_drop(tmp_path):
     (tmp_path / "a.py").write_text("")
     assert drop_stale(tmp_path) == 0

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from sparsebp.kernels.host.engine.compile import drop_stale
 
-_PACKAGE = Path(__file__).parents[2]
-drop_stale(_PACKAGE / "kernels", _PACKAGE / "scan")  # before the imports below
+drop_stale(Path(__file__).parents[1])  # before the imports below
 
 from sparsebp.kernels.host.activations import ActivationKernels  # noqa: E402
 from sparsebp.kernels.host.conv.band import BandKernels  # noqa: E402
@@ -40,7 +39,7 @@ from sparsebp.kernels.host.rnn import cells, inference, one_step  # noqa: E402
 from sparsebp.kernels.host.rnn.cells import RecurrentKernels  # noqa: E402
 from sparsebp.kernels.host.rnn.inference import infer  # noqa: E402
 from sparsebp.kernels.host.selective_scan import SelectiveScanKernels  # noqa: E402
-from sparsebp.kernels.host.sparse import coloring, csr, factor, symbolic  # noqa: E402
+from sparsebp.kernels.host.sparse import coloring, csr, factor, sketches, symbolic  # noqa: E402
 from sparsebp.kernels.host.sparse.csr import CsrKernels, ValueKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.spgemm import (  # noqa: E402
     BlockKernels,
@@ -72,6 +71,7 @@ __all__ = [
     "matmul_batches",
     "matmul_many",
     "one_step",
+    "sketches",
     "symbolic",
     "update_by_product",
     "worth_update_by_product",

@@ -53,8 +53,8 @@ from sparsebp.kernels.host.engine import shipped
 # update of the sources, old machine code would run unnoticed.
 
 
-def drop_stale(sources: Path, *others: Path) -> int:
-    """Delete every index of functions below these folders that is older than the newest source below the first.
+def drop_stale(sources: Path) -> int:
+    """Delete every index of functions below a folder that is older than the newest source there.
 
     Numba then compiles those functions anew at their next call. An index that cannot be deleted belongs to another
     user, and stays.
@@ -62,9 +62,7 @@ def drop_stale(sources: Path, *others: Path) -> int:
     Parameters
     ----------
     sources
-        Folder of the functions that others inline.
-    others
-        Folders of more functions that do.
+        Folder of the functions, and of those that they inline.
 
     Returns
     -------
@@ -72,7 +70,7 @@ def drop_stale(sources: Path, *others: Path) -> int:
         How many indices were deleted.
     """
     newest = max(source.stat().st_mtime_ns for source in sources.rglob("*.py"))
-    below = {source.parent for folder in (sources, *others) for source in folder.rglob("*.py")}
+    below = {source.parent for source in sources.rglob("*.py")}
     dropped = 0
     for index in (index for folder in below for place in caches(folder) for index in place.glob("*.nbi")):
         try:

@@ -61,7 +61,7 @@ def level() -> str | None:
 def made_for() -> dict[str, Any]:
     """Return what object code and the pickles around it depend on besides the level."""
     sources = hashlib.sha256()
-    for file in sorted([*(_PACKAGE / "kernels").rglob("*.py"), *(_PACKAGE / "scan").rglob("*.py")]):
+    for file in sorted((_PACKAGE / "kernels").rglob("*.py")):
         sources.update(file.relative_to(_PACKAGE).as_posix().encode() + b"\0" + file.read_bytes())
     return {
         "python": list(sys.version_info[:2]),
