@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sparsebp.runtime.executor import Executor, FoundSchedule, OutOfOrderExecutor
+from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.search import FoundSchedule, OutOfOrderExecutor
 
 __all__ = ["Executor", "FoundSchedule", "OutOfOrderExecutor"]
 

@@ -33,8 +33,10 @@ from sparsebp.runtime.actions import (
     targets_of,
     trained_parameters,
 )
-from sparsebp.runtime.executor import REPEATED, Executor, TimedExecutor, measured_costs
+from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.launch import check_marks, check_same, checksums, mark_of, options_of
+from sparsebp.runtime.measure import TimedExecutor, measured_costs
+from sparsebp.runtime.search import REPEATED
 from sparsebp.runtime.streams import parts_in
 from sparsebp.schedule import Action, Costs, Kind, Schedule, StageBytes, simulate, validate
 from sparsebp.schedule.builders import place_updates, reverse_first_k, search_k

@@ -22,17 +22,8 @@ from sparsebp.core.errors import FileFormatError, MissingDependencyError, Option
 from sparsebp.core.files import json_line, kept_path, prepare_folder
 from sparsebp.optim import EMA
 from sparsebp.optim.lr_schedules import check_monitor, reads_model, usual_mode
-from sparsebp.train.checkpoint import (
-    BEST_NAME,
-    FILE_NAME,
-    VALIDATION,
-    Checkpoint,
-    EpochRecord,
-    History,
-    load_checkpoint,
-    pack,
-    save_checkpoint,
-)
+from sparsebp.train.checkpoint import BEST_NAME, FILE_NAME, Checkpoint, load_checkpoint, pack, save_checkpoint
+from sparsebp.train.history import VALIDATION, EpochRecord, History
 
 
 @dataclasses.dataclass(frozen=True)

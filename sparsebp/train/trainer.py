@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,26 +19,22 @@ from sparsebp.core.files import kept_path
 from sparsebp.core.shortcuts import forward_of
 from sparsebp.data.dataset import Dataset, epoch_order
 from sparsebp.nn.layer import inference_mode
-from sparsebp.nn.loss import DEFAULT_IGNORED, count_of, summed
+from sparsebp.nn.loss import count_of, summed
 from sparsebp.nn.steps import ValidSteps, output_steps, seen_by_loss
 from sparsebp.nn.stream import CarriedState
 from sparsebp.optim import Predictor
 from sparsebp.optim.lr_schedules import EpochLoss, reads_model, takes_metric
-from sparsebp.runtime.actions import Batch, Stages, Step, Watch, check_even, options_of, trained_parameters
-from sparsebp.runtime.executor import MEMORY_RATIO, SCHEDULE_NAME, Executor, FoundSchedule, OutOfOrderExecutor
+from sparsebp.runtime.actions import Batch, check_even, options_of, trained_parameters
 from sparsebp.runtime.launch import collective_call
-from sparsebp.runtime.pipeline import Note, PipelineExecutor
-from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
-from sparsebp.runtime.streams import LENGTHS
+from sparsebp.runtime.pipeline import Note
+from sparsebp.runtime.search import MEMORY_RATIO, FoundSchedule
 from sparsebp.schedule import Action, Schedule
 from sparsebp.schedule.builders import Fusion
+from sparsebp.train.batches import as_dataset, batch_of, in_order, origin_of, shape_of, share_of, steps_of, with_state
 from sparsebp.train.callbacks import Callback, ModelCheckpoint, RunInfo, progress_of
 from sparsebp.train.checkpoint import (
     BEST_NAME,
     FILE_NAME,
-    EpochRecord,
-    Evaluation,
-    History,
     checked_config,
     evaluation,
     finite_arrays_of,
@@ -50,289 +43,25 @@ from sparsebp.train.checkpoint import (
     restore,
     run_folder,
     save_checkpoint,
-    steps_of,
     training,
 )
+from sparsebp.train.evaluation import Metric, Scores, check_metrics, count_right, evaluation_batches, joined, measured
+from sparsebp.train.history import EpochRecord, Evaluation, History
+from sparsebp.train.identity import fingerprint, options_given
 from sparsebp.train.loader import Loader
-from sparsebp.train.nonfinite import CLEAN, Origin, cause, loss_error, nonfinite, uncounted_error
+from sparsebp.train.nonfinite import CLEAN, Origin, cause, nonfinite, uncounted_error
+from sparsebp.train.ranks import agree, tell_on_rank_0, telling
+from sparsebp.train.runner import Runner
 from sparsebp.train.setup import (
     SCHEDULES,
-    Metric,
-    agree,
-    as_dataset,
-    axis_of,
-    batch_of,
-    buffers_of_rank_0,
-    check_metrics,
     check_monitors,
     check_parts,
     check_predictor,
     check_ranks,
     check_schedule,
-    earlier_schedule,
-    executor_of,
-    fingerprint,
-    joined,
-    measured,
-    options_given,
     scheduler_of,
-    shape_of,
-    share_of,
     staleness,
-    tell_on_rank_0,
-    telling,
 )
-
-# One `fit`: runs steps with an executor, records them in the history and tells callbacks.
-
-
-@dataclass(frozen=True)
-class _Tag:
-    """A step's number and epoch (from 0), rate, start time and samples, and where each micro-batch comes from."""
-
-    number: int
-    epoch: int
-    lr: float
-    started: float
-    samples: int
-    origins: Sequence[Origin]
-
-
-_PART_NAMES = ("model", "loss", "optimizer", "clip_norm", "accumulate", "fusion", "schedule", "predictor")
-_PARTS = attrgetter(*_PART_NAMES)
-
-
-class Runner(Watch):
-    """Runs the steps of one `Trainer.fit`."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        self.begun = trainer.history.steps  # steps begun; the history may be one behind
-        self._parts = _PARTS(trainer)
-        self._recorded = 0.0
-        self._make_executor()
-
-    def _make_executor(self) -> None:
-        trainer = self.trainer
-        self._trained = trained_parameters(trainer.model, trainer.optimizer)
-        self._on_host = backend.is_host(backend.namespace(next(iter(self._trained.values()))))
-        ignored = getattr(trainer.loss, "ignore_index", None)
-        self._ignored = None if ignored == DEFAULT_IGNORED and not self._on_host else ignored  # as the loss has it
-        stages, parts = Stages(trainer.model, self._trained), (trainer.model, trainer.loss, trainer.optimizer)
-        folder = trainer.checkpoint_dir
-        if trainer.found_schedule is not None and earlier_schedule(trainer.found_schedule.schedule, stages) is None:
-            trainer.found_schedule = None  # other parameters are trained now
-        found = None if trainer.found_schedule is None else trainer.found_schedule.schedule
-        if trainer.schedule == "ooo" and found is None and folder is not None:
-            found = earlier_schedule(folder / SCHEDULE_NAME, stages)
-        self.executor: Executor | OutOfOrderExecutor | PipelineExecutor | ReverseFirstKExecutor
-        if trainer.schedule == "ooo" and found is None:
-            self.executor = OutOfOrderExecutor(
-                *parts, watch=self, memory_ratio=trainer.memory_ratio, graph=trainer.graph
-            )
-        else:
-            self.executor = executor_of(trainer, stages, self, found)
-        trainer.current_schedule = self.executor.schedule
-
-    def step(
-        self, batches: Sequence[Batch], epoch: int, samples: int | None = None, origins: Sequence[Origin] = ()
-    ) -> None:
-        """Run one step; record and report all steps whose numbers are known by then.
-
-        `samples` is their number on all ranks together, where that is not the batches'. `origins` are for messages.
-        """
-        trainer = self.trainer
-        self.check_parts()
-        if len(getattr(trainer.optimizer, "params", self._trained)) != len(self._trained):  # add_param_group
-            self.flush()
-            self.executor.close()
-            self._make_executor()
-        samples = sum(len(batch[1]) for batch in batches) if samples is None else samples
-        tag = _Tag(self.begun, epoch, float(trainer.optimizer.lr), time.perf_counter(), samples, origins)
-        self.begun += 1
-        with np.errstate(over="ignore", invalid="ignore"):  # the checks find these and say where
-            finished = self.executor.step(batches, tag)
-            scheduler = trainer.lr_scheduler
-            if scheduler is not None and not getattr(scheduler, "needs_metric", False):
-                if reads_model(scheduler):
-                    finished += self.executor.flush(wait=False)
-                scheduler.step()
-            if trainer._sees("step"):
-                finished += self.executor.flush()
-        self._record(finished)
-        trainer.current_schedule = self.executor.schedule
-        if isinstance(self.executor, OutOfOrderExecutor) and trainer.found_schedule is not self.executor.found:
-            trainer.found_schedule = chosen = self.executor.found
-            if chosen is not None and trainer.checkpoint_dir is not None:
-                chosen.save(trainer.checkpoint_dir)
-
-    def check_parts(self) -> None:
-        """Refuse to go on with another model, loss or optimizer of the trainer, or with other options."""
-        now = _PARTS(self.trainer)
-        if now == self._parts:
-            return
-        others = [name for name, one, other in zip(_PART_NAMES, now, self._parts, strict=True) if one != other]
-        raise OptionError("The trainer's parts have been replaced during a run", expected="those that it began with",
-                          got=f"another {', '.join(others)}",
-                          remedy="Set them between two calls of fit; within one, set options of the optimizer, as its "
-                          "lr, and write into arrays")  # fmt: skip
-
-    def captures(self, dataset: Any) -> str | None:
-        """Say whether steps are captured into CUDA graphs, and if not, why; None where that was not asked for."""
-        if self.trainer.graph is False or (self.trainer.graph is None and self._on_host):
-            return None
-        why = self.executor.uncaptured
-        if getattr(dataset, "lengths", None) is not None or self.trainer._carried is not None:
-            why = (*why, LENGTHS)
-        if why:
-            return f"Steps are not captured into a CUDA graph: {'; '.join(why)}"
-        return "Steps are captured into a CUDA graph"
-
-    def flush(self, *, wait: bool = True) -> None:
-        """Run deferred updates and record finished steps; without `wait`, only the steps that are known by then."""
-        if self.executor.pending:
-            with np.errstate(over="ignore", invalid="ignore"):
-                finished = self.executor.flush(wait=wait)
-            self._record(finished)
-
-    def gather_state(self, *, everywhere: bool = False) -> None:
-        """Bring the model up to date on all ranks, and the optimizer's state on rank 0, or everywhere."""
-        self.flush()
-        if isinstance(self.executor, ReplicaExecutor | ReverseFirstKExecutor):
-            buffers_of_rank_0(self.executor.transport, self.trainer.model)
-            self.executor.gather_state(everywhere=everywhere)
-
-    def close(self, *, failed: bool = False) -> None:
-        """Run deferred updates and end the threads.
-
-        After an error these may fail as well, and the first error is the one to raise; other ranks are gone by then.
-        """
-        try:
-            if failed and self.trainer.transport is not None:
-                return
-            quiet = contextlib.suppress(Exception if failed else NonFiniteError)
-            with quiet, np.errstate(over="ignore", invalid="ignore"):
-                self._record(self.executor.flush(), tell=False)
-                self.gather_state(everywhere=True)
-        finally:
-            self.trainer.times = dict(getattr(self.executor, "times", {}))
-            self.executor.close()
-
-    def _record(self, steps: Iterable[Step], *, tell: bool = True) -> None:
-        for step in steps:
-            tag = step.tag
-            for m, prediction in enumerate(step.predictions):
-                if step.scores[m] is None and prediction is not None:  # None: no samples here
-                    step.scores[m] = score = self.score(prediction, step.targets[m])
-                    step.scores[m] = None if score is None else (float(score[0]), float(score[1]))  # synchronize!
-            now, (right, scored) = time.perf_counter(), step.score
-            self.trainer.history.add_step(
-                loss=step.loss, accuracy=right, grad_norm=step.norm(self.executor.stages.names), lr=tag.lr,
-                seconds=now - max(tag.started, self._recorded), samples=tag.samples,
-                loss_weight=step.counted, accuracy_weight=scored,
-            )  # fmt: skip
-            self._recorded = now
-            if tell:
-                self.trainer._tell("step", self.trainer.history)
-
-    def score(self, prediction: Array, target: Array) -> tuple[Array, Any] | None:
-        """Return how many positions have the largest entry at the target, and of how many."""
-        return _right(prediction, target, self._ignored)
-
-    def loss(self, step: Step, m: int, value: float) -> None:
-        """Stop if the loss is not finite."""
-        if not math.isfinite(value):
-            trainer, tag, batch = self.trainer, step.tag, step.batches[m]
-            if step.counted == 0:
-                raise uncounted_error(trainer.loss, step.targets, f"at step {tag.number + 1} (epoch {tag.epoch + 1})",
-                                      "Leave such samples out, or use larger batches")  # fmt: skip
-            if step.later is not None:
-                _check_seen(trainer.loss, batch[1])
-            known = step.later is None and not isinstance(self.executor, PipelineExecutor)  # or other ranks' stages
-            prediction = step.predictions[m] if known else None
-            place = tag.number, tag.epoch, value, trainer.model, batch, prediction
-            raise loss_error(*place, self._origin(step, m), trainer._last_good())
-
-    def gradients(self, step: Step, grads: dict[str, Array]) -> None:
-        """Stop: a gradient is not finite."""
-        tag, wrong = step.tag, ", ".join(nonfinite(grads))
-        data = [self._origin(step, m).of(batch) for m, batch in enumerate(step.batches)]
-        found = next((f"; {one}" for one in data if one), "")
-        remedy = CLEAN if found else "Lower the learning rate, clip the gradient's norm, or use float64"
-        raise NonFiniteError(f"The gradient is not finite at step {tag.number + 1} (epoch {tag.epoch + 1})",
-                             expected="finite gradients", got=f"NaN or infinity in {wrong}{found}",
-                             remedy=f"{remedy}. {self.trainer._last_good()}")  # fmt: skip
-
-    def _origin(self, step: Step, m: int) -> Origin:
-        return step.tag.origins[m] if step.tag.origins else Origin(np.empty(0, np.int64))
-
-
-def _check_seen(loss: Any, target: Array) -> None:
-    """Refuse the default `ignore_index` in targets on a GPU: the loss does not look for it there."""
-    ignored = getattr(loss, "ignore_index", None)
-    if ignored == DEFAULT_IGNORED and bool((target == ignored).any()):  # synchronize!
-        raise OptionError("On a GPU the loss does not look for its default ignore_index", expected="another one",
-                          got=f"targets of {ignored}", remedy="Number the positions to ignore -1, say, and build the "
-                          "loss with ignore_index=-1")  # fmt: skip
-
-
-def _right(prediction: Array, target: Array, ignored: int | None) -> tuple[Array, Any] | None:
-    # Classes are on axis 1, as losses have them, or last if only that fits. One number is no choice of a class.
-    if target.dtype.kind not in "iu":
-        return None
-    xp, shape = backend.namespace(prediction), prediction.shape
-    for axis, places in ((1, (*shape[:1], *shape[2:])), (-1, shape[:-1])):
-        if prediction.ndim == target.ndim + 1 and target.shape == places and prediction.shape[axis] > 1:
-            right = prediction.argmax(axis=axis) == target
-            if ignored is None:
-                return xp.count_nonzero(right), target.size
-            counts = target != ignored
-            return xp.count_nonzero(right & counts), xp.count_nonzero(counts)
-    return None
-
-
-def _origin(data: Dataset | Loader, rows: np.ndarray, model: Any, name: str = "the data set") -> Origin:
-    return Origin(rows, axis_of(data, model), "the batch" if isinstance(data, Loader) else name)
-
-
-def _evaluated(data: Dataset | Loader, batch_size: Any, stateful: Any) -> dict[str, Any]:
-    """Return how batches of a set to evaluate are made."""
-    if batch_size is None and not stateful and not isinstance(data, Loader):
-        batch_size = 100
-    return shape_of(data, batch_size=batch_size, drop_last=False, shuffle=None, stateful=stateful)
-
-
-def _in_order(data: Any, size: int | None, first: int, each: int) -> Iterator[tuple[Any, np.ndarray]]:
-    """Yield the data set and the samples of the batches `first`, `first + each`, …, in the set's own order."""
-    if size is None:
-        for one in data.epoch():
-            yield one, np.arange(len(one))
-        return
-    for start in range(first * size, len(data), each * size):
-        yield data, np.arange(start, min(start + size, len(data)))
-
-
-def _with_state(batch: Batch, carried: CarriedState | None) -> Batch:
-    """Return a batch with the state that it begins with in the place of its reset, which is done."""
-    reset = batch[3] if len(batch) > 3 else None
-    if carried is None:
-        if reset is not None:
-            raise OptionError("There are no states to reset", expected="stateful=True", got="a batch with a reset")
-        return batch[:3]
-    if reset is not None:
-        carried.reset(reset)
-    return *batch[:3], *(None,) * (3 - len(batch)), carried
-
-
-class _Scores(NamedTuple):
-    """The sum of a batch's losses and what their mean divides by, how many positions are right, of how many; arrays."""
-
-    total: float
-    counted: float
-    right: float
-    positions: float
-    arrays: tuple[np.ndarray, np.ndarray] | None  # for the trainer's metrics, and where nothing counts
-
 
 Arrays: TypeAlias = tuple[Any, Any] | tuple[Any, Any, Any]
 """Inputs and targets, or inputs, targets and lengths, with the sample first."""
@@ -782,7 +511,7 @@ class Trainer:
             As `fit`.
         """
         data = as_dataset(dataset, self.model, lengths)
-        return self._whole(list(self._scores(data, _evaluated(data, batch_size, stateful), "the data set")))
+        return self._whole(list(self._scores(data, evaluation_batches(data, batch_size, stateful), "the data set")))
 
     def _evaluate(self, dataset: Dataset | Loader, shape: dict[str, Any]) -> Evaluation:
         """Do as `evaluate`; the batches are dealt out to the ranks, those of a loader to rank 0."""
@@ -799,7 +528,7 @@ class Trainer:
 
     def _scores(
         self, data: Dataset | Loader, shape: dict[str, Any], name: str, first: int = 0, each: int = 1
-    ) -> Iterator[_Scores]:  # fmt: skip
+    ) -> Iterator[Scores]:  # fmt: skip
         ignored = getattr(self.loss, "ignore_index", None)
         sums = summed(self.loss)
         for rows, batch, output in self._predictions(data, shape, first, each):
@@ -808,12 +537,12 @@ class Trainer:
             counted, value = count_of(self.loss, target), float((sums or self.loss).forward(prediction, target)[0])
             total = value if sums is not None else value * counted if counted else 0.0
             if not math.isfinite(total):
-                self._check_data(batch, _origin(data, rows, self.model, name), prediction, total)
-            right, positions = _right(prediction, target, ignored) or (0, 0)
+                self._check_data(batch, origin_of(data, rows, self.model, name), prediction, total)
+            right, positions = count_right(prediction, target, ignored) or (0, 0)
             arrays = None
             if self.metrics or counted == 0:
                 arrays = backend.to_host(prediction).copy(), backend.to_host(target)
-            yield _Scores(total, counted, float(right), float(positions), arrays)
+            yield Scores(total, counted, float(right), float(positions), arrays)
 
     def _check_data(self, batch: Batch, origin: Origin, prediction: Array, value: float) -> None:
         """Raise an error if the data are why a loss is not finite, and warn if the model is."""
@@ -824,7 +553,7 @@ class Trainer:
         warnings.warn(f"The loss over {origin.name} is {value}: {cause(self.model, batch, prediction)}", RuntimeWarning,
                       stacklevel=2)  # fmt: skip
 
-    def _whole(self, scores: Sequence[_Scores]) -> Evaluation:
+    def _whole(self, scores: Sequence[Scores]) -> Evaluation:
         """Return the numbers of a set from those of its batches."""
         counted, positions = (math.fsum(getattr(one, name) for one in scores) for name in ("counted", "positions"))
         if counted == 0:
@@ -869,12 +598,12 @@ class Trainer:
         """
         data = as_dataset(x, self.model, lengths, targets=False)
         parts, wrong = [], ""
-        for rows, batch, output in self._predictions(data, _evaluated(data, batch_size, stateful)):
+        for rows, batch, output in self._predictions(data, evaluation_batches(data, batch_size, stateful)):
             if output.ndim == 0 or len(output) != len(rows):
                 raise ShapeError("The model's output has not one row a sample", expected=f"({len(rows)}, ...)",
                                  got=output.shape, remedy="Put the samples first")  # fmt: skip
             prediction = self._without_padding(batch, output)
-            wrong = wrong or self._unpredicted(batch, _origin(data, rows, self.model, "x"), prediction)
+            wrong = wrong or self._unpredicted(batch, origin_of(data, rows, self.model, "x"), prediction)
             xp = backend.namespace(getattr(data, "inputs", prediction))
             parts.append(backend.as_namespace(prediction, xp).copy())  # a layer may use its array again
         if wrong:
@@ -902,9 +631,9 @@ class Trainer:
         self._flush()
         carried = CarriedState(self.model) if shape["stateful"] else None
         with evaluation(self.model):
-            for source, indices in _in_order(data, shape["batch_size"], first, each):
+            for source, indices in in_order(data, shape["batch_size"], first, each):
                 batch = batch_of(source, indices, self.model)
-                batch = _with_state(batch, carried)
+                batch = with_state(batch, carried)
                 with inference_mode(), carried or contextlib.nullcontext():
                     prediction, _ = forward_of(self.model, batch[0], **options_of(batch))
                 yield indices, batch, prediction
@@ -922,8 +651,8 @@ class Trainer:
             own: Any = runner.executor.own  # on a rank of replicas, its share of a micro-batch
             batches = [share_of(source, part, own(part), self.model) for part in parts]
             states: Sequence[CarriedState | None] = self._carried or [None] * len(parts)
-            batches = [_with_state(batch, state) for batch, state in zip(batches, states, strict=False)]
-            origins = [_origin(dataset, own(part), self.model) for part in parts]
+            batches = [with_state(batch, state) for batch, state in zip(batches, states, strict=False)]
+            origins = [origin_of(dataset, own(part), self.model) for part in parts]
             runner.step(batches, epoch, len(indices), origins)
             every = self.checkpoint_every
             if every is not None and runner.begun % every == 0 and steps != last:

@@ -149,7 +149,7 @@ def command_line(transport: Transport | None) -> None:
 def signalled(transport: Transport | None) -> None:
     """What ``sparsebp`` does; the third step of one rank gets a signal. The next arguments: its name, the rank."""
     from sparsebp.cli.main import main
-    from sparsebp.train.trainer import Runner
+    from sparsebp.train.runner import Runner
 
     step, calls = Runner.step, itertools.count(1)
 

@@ -15,7 +15,7 @@ from sparsebp.data import ArrayDataset
 from sparsebp.train import Checkpoint, History, Trainer, load_checkpoint, save_checkpoint
 from sparsebp.train.callbacks import EpochRecord
 from sparsebp.train.checkpoint import FILE_NAME, load_weights, pack
-from sparsebp.train.recipes import prune_checkpoint
+from sparsebp.train.prune import prune_checkpoint
 
 HUGE = 10**400
 rng = np.random.default_rng(0)

@@ -10,7 +10,7 @@ from sparsebp.core.backend import Reading
 from sparsebp.core.errors import NonFiniteError
 from sparsebp.optim.optimizer import clip_grad_norm, clip_on_device, square_sums
 from sparsebp.runtime.actions import DeferredMetrics, Step, Watch
-from sparsebp.runtime.executor import DeferredSteps
+from sparsebp.runtime.deferred import DeferredSteps
 
 
 class Spy(Watch):

@@ -12,21 +12,17 @@ from schedules import costs as any_costs
 from sparsebp import models, nn, optim
 from sparsebp.core.errors import MemoryLimitError, OptionError
 from sparsebp.runtime import Executor
-from sparsebp.runtime.executor import (
+from sparsebp.runtime.measure import Span, _arrays, measured_costs, measured_slowdowns, with_handing
+from sparsebp.runtime.search import (
     COSTS_NAME,
     MEASURED,
     ROUNDS,
     SCHEDULE_NAME,
     FoundSchedule,
     OutOfOrderExecutor,
-    Span,
     Trial,
-    _arrays,
     all_schedules,
     candidates,
-    measured_costs,
-    measured_slowdowns,
-    with_handing,
 )
 from sparsebp.schedule import Action, Schedule, StepGraph, read_costs, read_csv, simulate
 from sparsebp.schedule.costs import Costs, StageBytes

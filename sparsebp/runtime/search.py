@@ -1,0 +1,287 @@
+"""Out-of-order back-propagation: measure candidate schedules while training, and keep the fastest."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from sparsebp.core import backend, threads
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.locks import cached_property
+from sparsebp.runtime.actions import Batch, Stages, Step, Watch, trained_parameters
+from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.measure import TimedExecutor, alone_schedule, costs_alone, costs_beside
+from sparsebp.schedule import Costs, Schedule, simulate, write_costs, write_csv
+from sparsebp.schedule.builders import conventional, out_of_order, two_stream_list
+
+# Out-of-order back-propagation: measure candidate schedules while training, keep one if it is clearly faster.
+
+SCHEDULE_NAME = "schedule.csv"
+COSTS_NAME = "costs.json"
+REPEATED = 3
+"""Simulated steps: one alone does not show how streams overlap at its ends."""
+_REGIONS = (4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A schedule of a step, and how long one of its steps takes."""
+
+    name: str  # in tables, see `all_schedules`
+    schedule: Schedule
+    memory: float  # simulated peak, as a multiple of the conventional schedule's
+    # seconds, slowest: Measured: the mean of the steps of the best round, and of the worst.
+    seconds: float = math.inf
+    slowest: float = 0.0
+
+    def measured(self, seconds: float) -> Trial:
+        """Return the trial with one more round of `seconds` a step."""
+        return replace(self, seconds=min(self.seconds, seconds), slowest=max(self.slowest, seconds))
+
+
+@dataclass(frozen=True)
+class FoundSchedule:
+    """The schedule that a search found, and its measurements.
+
+    Attributes
+    ----------
+    trials
+        The measured schedules; the conventional one, as ``schedule="conventional"`` runs it, is the first.
+    costs
+        As measured: durations of every action by itself, bytes of every stage, mutual slowdowns.
+    memory_ratio
+        The bound for `memory`.
+    """
+
+    trials: tuple[Trial, ...]
+    costs: Costs
+    memory_ratio: float
+
+    @cached_property
+    def fastest(self) -> Trial:
+        """The fastest trial below the memory ratio; the first of equals.
+
+        The conventional one stays unless another's worst round is faster than its best: between near equals, noise
+        would decide.
+        """
+        allowed = [trial for trial in self.trials if trial.memory <= self.memory_ratio]
+        usual = self.trials[0]
+        if usual in allowed:
+            allowed = [usual, *(trial for trial in allowed if trial.slowest < usual.seconds)]
+        return min(allowed, key=lambda trial: trial.seconds)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of `fastest`."""
+        return self.fastest.schedule
+
+    @property
+    def memory(self) -> float:
+        """The simulated peak of memory, as a multiple of the conventional schedule's."""
+        return self.fastest.memory
+
+    @property
+    def speedup(self) -> float:
+        """The conventional schedule's measured step time over this one's: 1 if that is kept."""
+        return self.trials[0].seconds / self.fastest.seconds
+
+    def describe(self) -> str:
+        """Return a line: name, measured speed-up, memory and its bound, and the other trials."""
+        others = ", ".join(
+            f"{trial.name} {self.trials[0].seconds / trial.seconds:.2f}×"
+            for trial in self.trials[1:]
+            if trial is not self.fastest
+        )
+        return (
+            f"{self.schedule.name}: measured {self.speedup:.2f}× the conventional schedule, with {self.memory:.2f} × "
+            f"its memory (at most {self.memory_ratio:g}); others: {others}"
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write ``schedule.csv`` (for ``schedule=``) and ``costs.json`` (for ``sparsebp schedule --costs``)."""
+        write_csv(self.schedule, folder / SCHEDULE_NAME)
+        write_costs(self.costs, self.schedule, folder / COSTS_NAME)
+
+
+def candidates(size: dict[str, Any], costs: Costs, memory_ratio: float) -> list[Trial]:
+    """Return the schedules to measure: the conventional one, and all of `all_schedules` below the ratio."""
+    found = all_schedules(size, costs, memory_ratio)
+    peaks = {name: simulate(schedule, costs).peak for name, schedule in found.items()}
+    trials = [Trial(name, found[name], _share(peak, peaks["conventional"])) for name, peak in peaks.items()]
+    least = min(trial.memory for trial in trials)
+    if least > memory_ratio:
+        raise MemoryLimitError("No schedule of a step stays below the memory ratio", got=memory_ratio,
+                               expected=f"memory_ratio={least:.4g} or more")  # fmt: skip
+    return trials[:1] + [trial for trial in trials[1:] if trial.memory <= memory_ratio]
+
+
+def _share(peak: float, most: float) -> float:
+    return peak / most if most > 0 else math.inf if peak > 0 else 1.0
+
+
+def all_schedules(size: dict[str, Any], costs: Costs, memory_ratio: float = math.inf) -> dict[str, Schedule]:
+    """Return schedules of a step by name."""
+    # On one stream, whose libraries use all cores: `"conventional"`, updates at the end, and `"fused"`, each right
+    # after its gradient. On two streams, fused as well: `"two"`, not reordered; `"joint"`, from Algorithm 1, for the
+    # number of regions and the k that simulate best, unless all exceed the ratio; `"list"`, by list scheduling.
+    # size: Number of stages, and those without parameters, as builders take them.
+    joint: list[Schedule] = []
+    for regions in sorted({min(regions, size["stages"]) for regions in _REGIONS}):
+        with contextlib.suppress(MemoryLimitError):  # there are other schedules
+            joint.append(out_of_order(**size, costs=costs, memory_ratio=memory_ratio, k=None, regions=regions))
+    return {
+        "conventional": conventional(**size),
+        "fused": conventional(**size, fusion="backward"),
+        "two": conventional(**size, streams=2, fusion="backward"),
+        **({"joint": min(joint, key=lambda schedule: steady(schedule, costs))} if joint else {}),
+        "list": two_stream_list(**size, costs=costs),
+    }
+
+
+def steady(schedule: Schedule, costs: Costs, steps: int = REPEATED) -> float:
+    """Return the simulated time of a step in a sequence of steps."""
+    return simulate(schedule, costs, steps=steps).makespan / steps
+
+
+# Finding the schedule during training: the first steps are measured.
+
+MEASURED = 5
+"""Steps measured on one stream, and as many on two; one before each is not."""
+ROUNDS = 3
+"""How often every candidate is measured, in turn."""
+HOPELESS = 1.25
+"""Candidates this much slower than the fastest are not measured again, except the conventional schedule: a pause of the
+machine in its only round would make another one seem faster."""
+MEMORY_RATIO = 1.1
+"""Peak of memory as a multiple of the conventional schedule's (Oh et al. 2022, §8.2)."""
+_Search = Generator[tuple[Executor, int], list[float], None]
+
+
+class OutOfOrderExecutor:
+    """Trains, measures meanwhile, finds the fastest schedule of a step, and goes on with that.
+
+    Has the interface of `Executor`. The first steps run on one stream, and each action is timed. The next steps run on
+    two streams, to measure how much they slow each other down. With these costs schedules are built, see `candidates`,
+    and each runs some steps in turn; the fastest by the clock is kept, the conventional one unless another is faster
+    beyond the spread of their rounds. The results are the same with every schedule. Batches of another size than the
+    first one are not measured.
+
+    Parameters
+    ----------
+    model, loss, optimizer, watch
+        As for `Executor`.
+    memory_ratio
+        Bound for the simulated peak of memory, as a multiple of the conventional schedule's.
+    steps
+        How many to measure, on one stream and then on two, and in all of each candidate.
+    graph
+        As for `Executor`, for the steps whose actions are not measured.
+    clock
+        Returns seconds.
+
+    Attributes
+    ----------
+    found
+        The schedule, once it is known.
+    costs
+        The measured ones, as far as they are known.
+    uncaptured
+        As for `Executor`.
+
+    Raises
+    ------
+    OptionError
+        The model cannot run on two streams.
+    """
+
+    def __init__(
+        self, model: Any, loss: Any, optimizer: Any, *, watch: Watch | None = None, memory_ratio: float = MEMORY_RATIO,
+        steps: int = MEASURED, graph: bool | None = False, clock: Callable[[], float] = time.perf_counter,
+    ) -> None:  # fmt: skip
+        self.stages = Stages(model, trained_parameters(model, optimizer))
+        self.found: FoundSchedule | None = None
+        self.costs: Costs | None = None
+        self._parts, self._watch = (model, loss, optimizer), watch
+        self._ratio, self._wanted, self._graph, self._clock = memory_ratio, steps, graph, clock
+        self._samples: int | None = None
+        self._on_host = backend.is_host(backend.namespace(next(iter(model.parameters().values()))))
+        self._size: dict[str, Any] = {"stages": len(self.stages), "unweighted": self.stages.unweighted}
+        # Refuses now what later steps would refuse.
+        self.uncaptured = self._plain(two_stream_list(**self._size)).uncaptured
+        self._search = self._searching()
+        self._begin(next(self._search))
+
+    def _searching(self) -> _Search:
+        """Yield the executor of the next steps, and how many of them count; receive their seconds."""
+        alone = self._timed(alone_schedule(self.stages))
+        yield alone, self._wanted
+        self.costs = costs_alone(alone)
+        beside = self._timed(two_stream_list(**self._size, costs=self.costs))
+        yield beside, self._wanted
+        self.costs = costs_beside(beside, self.costs)
+        trials = candidates(self._size, self.costs, self._ratio)
+        for _ in range(ROUNDS):
+            fastest = min(trial.seconds for trial in trials)
+            for number, trial in enumerate(trials):
+                if number > 0 and trial.seconds > HOPELESS * fastest:  # the first is the reference
+                    continue
+                seconds = yield self._plain(trial.schedule), -(-self._wanted // ROUNDS)
+                trials[number] = trial.measured(fmean(seconds))
+        self.found = FoundSchedule(tuple(trials), self.costs, self._ratio)
+        yield self._plain(self.found.schedule), 0
+
+    def _begin(self, what: tuple[Executor, int]) -> None:
+        self._executor, self._counted = what
+        self._seconds: list[float] = []
+        self._warm = 1 if self.uncaptured else 3  # until a graph is captured
+
+    def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
+        """Run one step; see `Executor.step`."""
+        if self.found is not None:
+            return self._executor.step(batches, tag)
+        samples = sum(len(batch[1]) for batch in batches)
+        self._samples = samples if self._samples is None else self._samples
+        counts = samples == self._samples
+        done = [] if counts else self.flush()  # a step of another size must not overlap others
+        if isinstance(self._executor, TimedExecutor):
+            self._executor.counts = counts and self._warm == 0
+        begin = self._clock()
+        # Actions are measured on one core, as on each of two streams (which set that themselves).
+        with threads.one_core() if self.costs is None and self._on_host else contextlib.nullcontext():
+            done += self._executor.step(batches, tag)
+        if not counts:
+            return done + self._executor.flush()
+        if self._warm > 0:
+            self._warm -= 1
+            return done
+        self._seconds.append(self._clock() - begin)
+        if len(self._seconds) == self._counted:
+            done += self._executor.flush()
+            self._executor.close()
+            self._begin(self._search.send(self._seconds))
+        return done
+
+    def _timed(self, schedule: Schedule) -> TimedExecutor:
+        return TimedExecutor(*self._parts, schedule, watch=self._watch)
+
+    def _plain(self, schedule: Schedule) -> Executor:
+        return Executor(*self._parts, schedule, watch=self._watch, graph=self._graph)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_executor":  # not known yet
+            raise AttributeError(name)
+        return getattr(self._executor, name)
+
+    def flush(self, *, wait: bool = True) -> list[Step]:
+        """Finish the last step; see `Executor.flush`."""
+        begin = self._clock()
+        done = self._executor.flush(wait=wait)
+        if self._seconds:  # part of the last step: a caller may want the model after each
+            self._seconds[-1] += self._clock() - begin
+        return done

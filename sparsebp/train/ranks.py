@@ -1,0 +1,167 @@
+"""Ranks that train together: they compare what they are given, follow rank 0, and end together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsebp.comm.transport import Transport
+from sparsebp.core.errors import OptionError
+from sparsebp.runtime.actions import trained_parameters
+from sparsebp.runtime.launch import check_same, checksums, collective_call, exchange, names_of_groups, options_of
+from sparsebp.schedule import Schedule
+from sparsebp.schedule.files import to_csv
+from sparsebp.train.callbacks import Callback
+from sparsebp.train.checkpoint import buffers_of, generators_of
+from sparsebp.train.identity import options_given, samples_of, weights_of
+
+# What the other ranks take over from rank 0.
+
+
+def buffers_of_rank_0(transport: Transport, model: Any) -> None:
+    """Give all replicas the running statistics of rank 0; all ranks call this."""
+    exchange(transport, {name: (0, array) for name, array in buffers_of(model).items()})
+
+
+def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
+    """Tell the callbacks of rank 0 of an event, and give all ranks their changes.
+
+    Callbacks may change parameters, running statistics and the optimizer's options, and draw from random generators.
+    All ranks call this together where a callback looks at the model.
+    """
+    transport = trainer.transport
+    if transport is None or transport.size == 1 or event == "close" or not trainer._sees(event):
+        tell()
+        return
+    arrays = trainer.model.parameters() | buffers_of(trainer.model)
+    generators = generators_of(trainer.model)
+    before = (checksums(arrays), options_of(trainer.optimizer)) if transport.rank == 0 else ({}, [])
+    given = _told(trainer) if transport.rank == 0 else {}
+    held = names_of_groups(trainer.optimizer)
+    tell()
+    if names_of_groups(trainer.optimizer) != held:
+        raise OptionError("A callback has added parameters to the optimizer of one of several ranks", expected="the "
+                          "same groups on all", got=f"another group on rank {transport.rank}",
+                          remedy="Call add_param_group on every rank, before fit")  # fmt: skip
+    changed: tuple[list[str], Any, dict[str, Any]] = [], None, {}
+    if transport.rank == 0:
+        others = [name for name, option in _told(trainer).items() if option != given.get(name)]
+        if others:
+            raise OptionError("A callback has changed options on one of several ranks", expected="changes of "
+                              "parameters, statistics or the optimizer's options", got=f"of {', '.join(others)}",
+                              remedy="Set them on every rank, between two calls of fit")  # fmt: skip
+        arrays = trainer.model.parameters() | buffers_of(trainer.model)  # statistics may be other arrays now
+        now, options = checksums(arrays), options_of(trainer.optimizer)
+        names = [name for name, fact in zip(arrays, now, strict=True) if before[0][fact] != now[fact]]
+        states = {name: generator.bit_generator.state for name, generator in generators.items()}
+        changed = names, None if options == before[1] else options, states
+    names, options, states = transport.broadcast(changed)
+    for name, state in states.items():
+        generators[name].bit_generator.state = state
+    exchange(transport, {name: (0, arrays[name]) for name in names})
+    if options is not None:
+        for group, values in zip(getattr(trainer.optimizer, "param_groups", ()), options, strict=False):
+            group.update(values)
+        if not hasattr(trainer.optimizer, "param_groups"):
+            trainer.optimizer.lr = options[0]["lr"]
+
+
+def _told(trainer: Any) -> dict[str, Any]:
+    """Return the options and modes that callbacks cannot change on one of several ranks."""
+    modules = dict(trainer.model.modules()) if hasattr(trainer.model, "modules") else {}
+    options = options_given(trainer) | {f"the mode of {name or 'the model'}": m.training for name, m in modules.items()}
+    del options["groups"]  # the optimizer's, which all ranks get
+    return options
+
+
+@contextlib.contextmanager
+def telling(transport: Transport | None) -> Iterator[None]:
+    """Abort the other ranks at an error, unless all ranks raise it: they can then go on with the same transport."""
+    try:
+        yield
+    except BaseException as error:
+        if transport is not None and not getattr(error, "raised_on_all_ranks", False):
+            transport.abort(error)
+        raise
+
+
+def agree(trainer: Any, facts: Mapping[str, Any], dataset: Any, validation: Any = None) -> None:
+    """Check that all ranks are about to train the same thing, and agree on the seed and on rank 0's callbacks.
+
+    Samples are compared for data sets of `sparsebp.data` only: asking another one for a batch may have effects, and
+    its batches may be random. Ranks of a pipeline compare them again in every step.
+    """
+    transport: Any = trainer.transport
+    own = collective_call(transport, lambda: _facts(trainer, dataset, validation))
+    seeds = transport.share(trainer.seed if trainer._seed_given else None)
+    if not any(seed is not None for seed in seeds):
+        trainer.seed = transport.broadcast(trainer.seed)
+        seeds = []
+    events = [name.removeprefix("on_") for name in vars(Callback) if name.startswith("on_")]
+    trainer._seen = None
+    trainer._seen = frozenset(transport.broadcast([event for event in events if trainer._sees(event)]))
+    rng = None if not seeds else trainer.seed if trainer._seed_given else None
+    check_same(transport, {**facts, "rng": rng, **own})
+
+
+def _facts(trainer: Any, dataset: Any, validation: Any) -> dict[str, Any]:
+    """Return the values that all ranks must share, by their names in messages."""
+    parameters, optimizer = trainer.model.parameters(), trainer.optimizer
+    facts = {
+        "accumulate": trainer.accumulate, "sharded": trainer.sharded, "fusion": trainer.fusion,
+        "clip_norm": trainer.clip_norm, "config": trainer.config, "the schedule": _order_of(trainer.schedule),
+        "checkpoint_dir": "none" if trainer.checkpoint_dir is None else "a folder",
+        "checkpoint_every": trainer.checkpoint_every, "the model": type(trainer.model).__name__,
+        "the loss": _described(trainer.loss), "the predictor": _described(trainer.predictor),
+        "the optimizer": type(optimizer).__name__, "the optimizer's options": options_of(optimizer),
+        "the parameters of the optimizer's groups": names_of_groups(optimizer),
+        "the optimizer's numbers of updates": dict(getattr(optimizer, "steps", {})),
+        "the learning-rate schedule": _rates_of(trainer.lr_scheduler),
+        "the names of parameters": list(parameters),
+        "the trained parameters": list(trained_parameters(trainer.model, optimizer)),
+    }  # fmt: skip
+    layers = dict(trainer.model.modules()) if hasattr(trainer.model, "modules") else {}
+    facts |= {f"the layer {name or 'that is the model'}": _described(layer) for name, layer in layers.items()}
+    buffers = buffers_of(trainer.model)
+    if not trainer.sharded:
+        kept = getattr(optimizer, "buffers", {})
+        state = {f"{kind} of {name}": array for kind, arrays in kept.items() for name, array in arrays.items()}
+        facts |= checksums(state, "the optimizer's")
+    for name, some in (("the data set's", dataset), ("the validation set's", validation)):
+        facts |= checksums(samples_of(some), name)
+    return facts | checksums(weights_of(trainer.loss), "the loss's") | checksums(parameters | buffers)
+
+
+def _rates_of(scheduler: Any) -> Any:
+    """Describe a learning-rate schedule. A user's functions are compared step by step, by their rates."""
+    if scheduler is None:
+        return None
+    own = vars(scheduler) if hasattr(scheduler, "__dict__") else {}
+    lists = {
+        name: value for name, value in own.items()
+        if isinstance(value, list) and all(isinstance(number, int | float) for number in value)
+    }  # fmt: skip
+    inner = [_rates_of(one) for one in getattr(scheduler, "schedulers", ())]
+    return _described(scheduler), lists, scheduler.state_dict(), inner
+
+
+def _order_of(schedule: Any) -> str:
+    """Return a schedule as text: its name or its CSV."""
+    if isinstance(schedule, Schedule):
+        return to_csv(schedule)
+    path = Path(schedule)
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else str(schedule)
+
+
+def _described(thing: Any) -> str:
+    """Return the class of a layer, loss or predictor, with its plain options."""
+    plain = (bool, int, float, str, tuple, type(None), np.dtype)
+    options = {
+        name: value for name, value in vars(thing).items()
+        if isinstance(value, plain) and not name.startswith("_") and name != "device"
+    } if hasattr(thing, "__dict__") else {}  # fmt: skip
+    return f"{type(thing).__name__}({', '.join(f'{name}={value!r}' for name, value in sorted(options.items()))})"
