@@ -34,7 +34,7 @@ from sparsebp.core import timing
 from sparsebp.core.errors import NonFiniteError, SparseBPError
 from sparsebp.core.tables import Column
 from sparsebp.runtime.actions import Stages, Step, Watch
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.executor import PlainExecutor as Executor
 from sparsebp.runtime.measure import TimedExecutor, alone_schedule, costs_alone, costs_beside
 from sparsebp.runtime.pipeline import Distance, PipelineExecutor
 from sparsebp.runtime.search import FoundSchedule, OutOfOrderExecutor, all_schedules, steady

@@ -46,7 +46,7 @@ from sparsebp.train import prune as pruning
 from sparsebp.train import tune as tuning
 from sparsebp.train.batches import batch_of
 from sparsebp.train.callbacks import Callback
-from sparsebp.train.checkpoint import FILE_NAME, check_unused, load_checkpoint, run_folder, save_checkpoint
+from sparsebp.train.checkpoint import load_checkpoint, save_checkpoint
 from sparsebp.train.compare import COMPARED, Agreement, Comparison, compare_histories, gradient_agreement
 from sparsebp.train.config import (
     ImageConfig,
@@ -69,7 +69,9 @@ from sparsebp.train.config import (
     read_config,
     write_config,
 )
+from sparsebp.train.folder import check_unused, run_folder
 from sparsebp.train.setup import FIRST_K, REPLICAS
+from sparsebp.train.state import FILE_NAME
 
 START_NAME = "start.safetensors"
 STEP_NAME = "step.png"

@@ -202,6 +202,12 @@ def _shown(names: list[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
+def buffers_of(model: Any) -> dict[str, Any]:
+    """Return the buffers of all layers by name: running statistics, masks."""
+    layers = list(model.modules()) if hasattr(model, "modules") else []
+    return {f"{name}.{key}": array for name, layer in layers for key, array in layer.buffers.items()}
+
+
 # The state of one training step between its actions.
 #
 # Each reader of an action's result has a separate slot, which it empties: an array is freed as soon as its last reader

@@ -1,9 +1,10 @@
-"""Runs the training steps of a model on one device, in the order of a schedule: a given one, or the fastest found."""
+"""Executors run the training steps of a model; the plain one, on one device, in the order of a schedule."""
 
 from __future__ import annotations
 
+import abc
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from sparsebp.core import backend, threads
@@ -31,10 +32,54 @@ from sparsebp.runtime.streams import (
     fewer,
     without_frozen,
 )
-from sparsebp.schedule import Schedule
+from sparsebp.schedule import Action, Schedule
 
 
-class Executor:
+class Executor(abc.ABC):
+    """Runs the training steps of a model on this rank, in the order of a schedule.
+
+    `PlainExecutor` runs them on one device, on one stream or two; `ReplicaExecutor` and `PipelineExecutor` on several
+    ranks; `SearchingExecutor` on whichever of them it has found to be the fastest.
+    """
+
+    stages: Stages
+    schedule: Schedule
+    """Of the next step."""
+    has_all_stages: ClassVar[bool] = True
+    """Whether every stage runs on this rank."""
+    times: Mapping[Action, tuple[float, float]] = {}
+    """When the actions of the last whole step began and ended, where that is recorded."""
+
+    @property
+    @abc.abstractmethod
+    def uncaptured(self) -> tuple[str, ...]:
+        """Why steps are not captured into CUDA graphs; empty if they are, or will be once warm."""
+
+    @property
+    @abc.abstractmethod
+    def pending(self) -> bool:
+        """Whether `flush` has anything to do."""
+
+    def own(self, indices: Any) -> Any:
+        """Return the samples of a micro-batch that are computed here: all."""
+        return indices
+
+    @abc.abstractmethod
+    def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
+        """Run one step; return the steps whose numbers are known by now, which keep their `tag`."""
+
+    @abc.abstractmethod
+    def flush(self, *, wait: bool = True) -> list[Step]:
+        """Finish all steps, so that the model is up to date; return those not returned yet, with `wait` all."""
+
+    def gather_state(self, *, everywhere: bool = False) -> None:  # noqa: B027 (most ranks keep nothing apart)
+        """Gather after `flush` what ranks keep apart, on rank 0 or everywhere; all ranks call it. Here: nothing."""
+
+    def close(self) -> None:  # noqa: B027 (nothing may be left)
+        """End threads, and drop what has not been flushed. A further `step` begins anew. Here: nothing."""
+
+
+class PlainExecutor(Executor):
     """Forward, loss, gradients and updates of a model, in the order of a schedule.
 
     The results do not depend on the order, bitwise on a CPU, as long as every stage takes its micro-batches in turn.
@@ -127,10 +172,6 @@ class Executor:
     def uncaptured(self) -> tuple[str, ...]:
         """Why steps are not captured into CUDA graphs; empty if they are, or will be once warm."""
         return ("graph=False",) if self._graphs is None else self._graphs.uncaptured
-
-    def own(self, indices: Any) -> Any:
-        """Return the samples of a micro-batch that are computed here: all."""
-        return indices
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
         """Run one step.

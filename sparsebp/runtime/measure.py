@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from sparsebp.core import backend
 from sparsebp.runtime.actions import Batch, Run, Stages, Step
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.executor import PlainExecutor
 from sparsebp.runtime.streams import Program, Task, Together
 from sparsebp.schedule import Action, Costs, Schedule, StageBytes, StepGraph
 from sparsebp.schedule.files import Durations, Slowdowns
@@ -32,8 +32,8 @@ class Span(NamedTuple):
     end: float
 
 
-class TimedExecutor(Executor):
-    """An `Executor` that records when every action ran, and the bytes of every stage, while `counts` is set."""
+class TimedExecutor(PlainExecutor):
+    """An `PlainExecutor` that records when every action ran, and the bytes of every stage, while `counts` is set."""
 
     def __init__(self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, **options: Any) -> None:
         self._marks: list[tuple[Action, Any, Any]] = []
@@ -46,7 +46,7 @@ class TimedExecutor(Executor):
         super().__init__(model, loss, optimizer, schedule, **options)
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
-        """Run one step; see `Executor.step`."""
+        """Run one step; see `PlainExecutor.step`."""
         self._stepped = self._stamp()
         if self._begin is None:
             self._begin = self._stepped

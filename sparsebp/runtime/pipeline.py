@@ -33,6 +33,7 @@ from sparsebp.runtime.actions import (
     in_sequence,
     trained_parameters,
 )
+from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.launch import check_marks, checksum, exchange, mark_of, options_of
 from sparsebp.runtime.streams import check_of_model, fewer, without_frozen
 from sparsebp.schedule import Action, Costs, Kind, Overlap, Schedule, Simulation, actions_of, parts_of, simulate
@@ -558,7 +559,7 @@ class _Program(NamedTuple):
     ahead: dict[Action, int]
 
 
-class PipelineExecutor:
+class PipelineExecutor(Executor):
     """One rank's part of the steps of a model whose stages are on several ranks.
 
     Every rank has the whole model, and computes and updates only its own stages: `flush` brings the others' up to date.
@@ -568,7 +569,7 @@ class PipelineExecutor:
     Parameters
     ----------
     model, loss, optimizer
-        As for `sparsebp.runtime.executor.Executor`; the same on all ranks, from the same seed.
+        As for `sparsebp.runtime.executor.PlainExecutor`; the same on all ranks, from the same seed.
     schedule
         For the model's stages and as many workers as there are ranks; worker and rank have the same number. Without
         updates it gets them at its end.
@@ -614,6 +615,7 @@ class PipelineExecutor:
     changed.
     """
 
+    has_all_stages = False
     uncaptured = ("ranks wait for each other on the host",)
 
     def __init__(
@@ -674,12 +676,8 @@ class PipelineExecutor:
         """The version of its stage's weights that each own F and I of the last asynchronous step has read, from 0."""
         return self._versions.reads
 
-    def own(self, indices: Any) -> Any:
-        """Return which samples of a micro-batch this rank computes: all."""
-        return indices
-
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
-        """Run one step, on all ranks with the same batches; see `Executor.step`.
+        """Run one step, on all ranks with the same batches; see `PlainExecutor.step`.
 
         Returns
         -------
@@ -724,9 +722,6 @@ class PipelineExecutor:
             gather_state(self._transport, self.stages, self._actions.optimizer, self._owners, self._predictor)
             self._apart = False
         return []
-
-    def close(self) -> None:
-        """Nothing is left over."""
 
     # ---- one step ----------------------------------------------------------------------------------------------------
 

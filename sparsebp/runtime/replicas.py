@@ -28,15 +28,16 @@ from sparsebp.runtime.actions import (
     Stages,
     Step,
     Watch,
+    buffers_of,
     in_sequence,
     is_ours,
     targets_of,
     trained_parameters,
 )
-from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.launch import check_marks, check_same, checksums, mark_of, options_of
+from sparsebp.runtime.executor import PlainExecutor
+from sparsebp.runtime.launch import check_marks, check_same, checksums, exchange, mark_of, options_of
 from sparsebp.runtime.measure import TimedExecutor, measured_costs
-from sparsebp.runtime.search import REPEATED
+from sparsebp.runtime.search import REPEATED, SearchingExecutor
 from sparsebp.runtime.streams import parts_in
 from sparsebp.schedule import Action, Costs, Kind, Schedule, StageBytes, simulate, validate
 from sparsebp.schedule.builders import place_updates, reverse_first_k, search_k
@@ -566,8 +567,8 @@ def gathered(optimizer: PieceOptimizer, buckets: ShardedBuckets, *, keep: bool) 
 Indices = TypeVar("Indices", bound=Sequence[Any])
 
 
-class ReplicaExecutor(Executor):
-    """An `Executor` of one of several replicas, which all run the same schedule on their own part of the samples.
+class ReplicaExecutor(PlainExecutor):
+    """An `PlainExecutor` of one of several replicas, which all run the same schedule on their own part of the samples.
 
     Each S of the schedule sums the gradients of its stage over all ranks; neighbours share a bucket. A sum begins as
     soon as the gradients of its bucket, and of those before it in the schedule, are complete, and an update waits for
@@ -575,17 +576,17 @@ class ReplicaExecutor(Executor):
     waited for at once. With updates before the next forwards (`place_updates` with ``fusion="forward"``, or after
     `reverse_first_k`) the remaining sums overlap those, too.
 
-    The gradient is that of the mean over all ranks, whatever each one's share: see `Executor`. It equals one worker's
-    with all samples, up to rounding. All ranks make the same update, so their parameters stay bitwise equal, also from
-    run to run. Each `Step` returned has the loss of all samples, and the norm of the averaged gradient, which decides
-    the clipping. Layers see only their own rank's samples. Batch normalisation therefore keeps separate statistics on
-    each rank, and only rank 0's are used afterwards. Dropout draws its rows of one worker's mask
+    The gradient is that of the mean over all ranks, whatever each one's share: see `PlainExecutor`. It equals one
+    worker's with all samples, up to rounding. All ranks make the same update, so their parameters stay bitwise equal,
+    also from run to run. Each `Step` returned has the loss of all samples, and the norm of the averaged gradient, which
+    decides the clipping. Layers see only their own rank's samples. Batch normalisation therefore keeps separate
+    statistics on each rank, and only rank 0's are used afterwards. Dropout draws its rows of one worker's mask
     (`sparsebp.nn.draw_rows`): the random generators begin with rank 0's states, and advance as one worker's.
 
     Parameters
     ----------
     model, loss, optimizer, clip_norm, watch
-        As for `Executor`; the same on all ranks, except for `watch`.
+        As for `PlainExecutor`; the same on all ranks, except for `watch`.
     schedule
         Of one worker and one stream, with one S per stage, on that stream or a separate one, and one update per step.
     transport
@@ -654,11 +655,14 @@ class ReplicaExecutor(Executor):
         return ShardedActions(self.stages, loss, self._pieces, clip_norm, watch, **rest)
 
     def gather_state(self, *, everywhere: bool = False) -> None:
-        """Gather the optimizer's state for now, on rank 0 or everywhere; all ranks call it after `flush`."""
-        if self._pieces is not None and isinstance(self.buckets, ShardedBuckets):
-            keep = everywhere or self.transport.rank == 0
-            with self._failing():
-                gathered(self._pieces, self.buckets, keep=keep)
+        """Gather the optimizer's state for now, on rank 0 or everywhere, and take over rank 0's running statistics.
+
+        All ranks call it after `flush`.
+        """
+        with self._failing():
+            exchange(self.transport, {name: (0, array) for name, array in buffers_of(self.stages.model).items()})
+            if self._pieces is not None and isinstance(self.buckets, ShardedBuckets):
+                gathered(self._pieces, self.buckets, keep=everywhere or self.transport.rank == 0)
 
     @property
     def state_bytes(self) -> int:
@@ -691,7 +695,7 @@ class ReplicaExecutor(Executor):
         return own
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
-        """Run one step, with the same number of micro-batches on all ranks; see `Executor.step`.
+        """Run one step, with the same number of micro-batches on all ranks; see `PlainExecutor.step`.
 
         This rank's micro-batches may be empty, but not all on all ranks.
         """
@@ -717,7 +721,7 @@ class ReplicaExecutor(Executor):
         return steps
 
     def flush(self, *, wait: bool = True) -> list[Step]:
-        """Finish the last step, as `Executor.flush`; nothing once a call has failed."""
+        """Finish the last step, as `PlainExecutor.flush`; nothing once a call has failed."""
         if self._failed is not None:
             return []
         with self._failing():
@@ -733,7 +737,7 @@ class ReplicaExecutor(Executor):
             raise
 
     def close(self) -> None:
-        """Drop unfinished work; see `Executor.close`."""
+        """Drop unfinished work; see `PlainExecutor.close`."""
         super().close()
         self._totals.forget()
 
@@ -804,10 +808,10 @@ class TimedReplica(TimedExecutor, ReplicaExecutor):
         return found
 
 
-class ReverseFirstKExecutor:
+class ReverseFirstKExecutor(SearchingExecutor):
     """Replicas that measure their first steps, search the k of reverse first-k scheduling, and go on with that."""
 
-    # Has the interface of `ReplicaExecutor`. Rank 0 decides, from its actions' durations and the sums', and tells
+    # Rank 0 decides, from its actions' durations and the sums', and tells
     # the others; results are the same as with any schedule. Updates come right before the next forwards.
     # steps: How many to measure.
     # k: How many stages' weight gradients come last, in the order of the next forwards; None until it is known.
@@ -826,7 +830,7 @@ class ReverseFirstKExecutor:
         self.k: int | None = None
         self.costs: Costs | None = None
         self.stages = Stages(model, trained_parameters(model, optimizer))
-        self._executor: ReplicaExecutor = TimedReplica(*self._parts, self._schedule(0), **self._options)
+        self.go_on_with(TimedReplica(*self._parts, self._schedule(0), **self._options))
 
     def _schedule(self, k: int) -> Schedule:
         size: dict[str, Any] = {"stages": len(self.stages), "unweighted": self.stages.unweighted}
@@ -837,10 +841,10 @@ class ReverseFirstKExecutor:
         if len(batches) != 1:
             raise OptionError("Reverse first-k scheduling is for one micro-batch a step", expected="accumulate=1",
                               got=len(batches), remedy="Use another schedule, or a smaller batch")  # fmt: skip
-        timed = self._executor if isinstance(self._executor, TimedReplica) else None
+        timed = self.inner if isinstance(self.inner, TimedReplica) else None
         if timed is not None:
             timed.counts = self._left <= self._wanted
-        done = self._executor.step(batches, tag)
+        done = self.inner.step(batches, tag)
         if timed is not None:
             self._left -= 1
             if self._left == 0:
@@ -857,9 +861,4 @@ class ReverseFirstKExecutor:
             found = k, self.costs
         self.k, self.costs = self.transport.broadcast(found)
         timed.close()
-        self._executor = ReplicaExecutor(*self._parts, self._schedule(self.k), **self._options)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_executor":  # not known yet
-            raise AttributeError(name)
-        return getattr(self._executor, name)
+        self.go_on_with(ReplicaExecutor(*self._parts, self._schedule(self.k), **self._options))

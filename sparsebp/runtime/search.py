@@ -15,7 +15,7 @@ from sparsebp.core import backend, threads
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.core.locks import cached_property
 from sparsebp.runtime.actions import Batch, Stages, Step, Watch, trained_parameters
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.executor import Executor, PlainExecutor
 from sparsebp.runtime.measure import TimedExecutor, alone_schedule, costs_alone, costs_beside
 from sparsebp.schedule import Costs, Schedule, simulate, write_costs, write_csv
 from sparsebp.schedule.builders import conventional, out_of_order, two_stream_list
@@ -160,13 +160,50 @@ HOPELESS = 1.25
 machine in its only round would make another one seem faster."""
 MEMORY_RATIO = 1.1
 """Peak of memory as a multiple of the conventional schedule's (Oh et al. 2022, §8.2)."""
-_Search = Generator[tuple[Executor, int], list[float], None]
+_Search = Generator[tuple[PlainExecutor, int], list[float], None]
 
 
-class OutOfOrderExecutor:
+class SearchingExecutor(Executor):
+    """Measures the first steps, and goes on with the executor that it has found to be the fastest."""
+
+    inner: Executor
+    """Runs the next step."""
+
+    def go_on_with(self, inner: Executor) -> None:
+        """Let `inner` run the next steps."""
+        self.inner, self.schedule = inner, inner.schedule
+
+    @property
+    def uncaptured(self) -> tuple[str, ...]:
+        """Why steps are not captured into CUDA graphs by now."""
+        return self.inner.uncaptured
+
+    @property
+    def pending(self) -> bool:
+        """Whether `flush` has anything to do."""
+        return self.inner.pending
+
+    def own(self, indices: Any) -> Any:
+        """Return the samples of a micro-batch that are computed here."""
+        return self.inner.own(indices)
+
+    def flush(self, *, wait: bool = True) -> list[Step]:
+        """Finish the last step; see `Executor.flush`."""
+        return self.inner.flush(wait=wait)
+
+    def gather_state(self, *, everywhere: bool = False) -> None:
+        """Gather what ranks keep apart; see `Executor.gather_state`."""
+        self.inner.gather_state(everywhere=everywhere)
+
+    def close(self) -> None:
+        """End threads; see `Executor.close`."""
+        self.inner.close()
+
+
+class OutOfOrderExecutor(SearchingExecutor):
     """Trains, measures meanwhile, finds the fastest schedule of a step, and goes on with that.
 
-    Has the interface of `Executor`. The first steps run on one stream, and each action is timed. The next steps run on
+    The first steps run on one stream, and each action is timed. The next steps run on
     two streams, to measure how much they slow each other down. With these costs schedules are built, see `candidates`,
     and each runs some steps in turn; the fastest by the clock is kept, the conventional one unless another is faster
     beyond the spread of their rounds. The results are the same with every schedule. Batches of another size than the
@@ -175,13 +212,13 @@ class OutOfOrderExecutor:
     Parameters
     ----------
     model, loss, optimizer, watch
-        As for `Executor`.
+        As for `PlainExecutor`.
     memory_ratio
         Bound for the simulated peak of memory, as a multiple of the conventional schedule's.
     steps
         How many to measure, on one stream and then on two, and in all of each candidate.
     graph
-        As for `Executor`, for the steps whose actions are not measured.
+        As for `PlainExecutor`, for the steps whose actions are not measured.
     clock
         Returns seconds.
 
@@ -191,8 +228,6 @@ class OutOfOrderExecutor:
         The schedule, once it is known.
     costs
         The measured ones, as far as they are known.
-    uncaptured
-        As for `Executor`.
 
     Raises
     ------
@@ -213,9 +248,14 @@ class OutOfOrderExecutor:
         self._on_host = backend.is_host(backend.namespace(next(iter(model.parameters().values()))))
         self._size: dict[str, Any] = {"stages": len(self.stages), "unweighted": self.stages.unweighted}
         # Refuses now what later steps would refuse.
-        self.uncaptured = self._plain(two_stream_list(**self._size)).uncaptured
+        self._uncaptured = self._plain(two_stream_list(**self._size)).uncaptured
         self._search = self._searching()
         self._begin(next(self._search))
+
+    @property
+    def uncaptured(self) -> tuple[str, ...]:
+        """As for `PlainExecutor`: of the steps whose actions are not measured."""
+        return self._uncaptured
 
     def _searching(self) -> _Search:
         """Yield the executor of the next steps, and how many of them count; receive their seconds."""
@@ -236,52 +276,48 @@ class OutOfOrderExecutor:
         self.found = FoundSchedule(tuple(trials), self.costs, self._ratio)
         yield self._plain(self.found.schedule), 0
 
-    def _begin(self, what: tuple[Executor, int]) -> None:
-        self._executor, self._counted = what
+    def _begin(self, what: tuple[PlainExecutor, int]) -> None:
+        inner, self._counted = what
+        self.go_on_with(inner)
         self._seconds: list[float] = []
-        self._warm = 1 if self.uncaptured else 3  # until a graph is captured
+        self._warm = 1 if self._uncaptured else 3  # until a graph is captured
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
-        """Run one step; see `Executor.step`."""
+        """Run one step; see `PlainExecutor.step`."""
         if self.found is not None:
-            return self._executor.step(batches, tag)
+            return self.inner.step(batches, tag)
         samples = sum(len(batch[1]) for batch in batches)
         self._samples = samples if self._samples is None else self._samples
         counts = samples == self._samples
         done = [] if counts else self.flush()  # a step of another size must not overlap others
-        if isinstance(self._executor, TimedExecutor):
-            self._executor.counts = counts and self._warm == 0
+        if isinstance(self.inner, TimedExecutor):
+            self.inner.counts = counts and self._warm == 0
         begin = self._clock()
         # Actions are measured on one core, as on each of two streams (which set that themselves).
         with threads.one_core() if self.costs is None and self._on_host else contextlib.nullcontext():
-            done += self._executor.step(batches, tag)
+            done += self.inner.step(batches, tag)
         if not counts:
-            return done + self._executor.flush()
+            return done + self.inner.flush()
         if self._warm > 0:
             self._warm -= 1
             return done
         self._seconds.append(self._clock() - begin)
         if len(self._seconds) == self._counted:
-            done += self._executor.flush()
-            self._executor.close()
+            done += self.inner.flush()
+            self.inner.close()
             self._begin(self._search.send(self._seconds))
         return done
 
     def _timed(self, schedule: Schedule) -> TimedExecutor:
         return TimedExecutor(*self._parts, schedule, watch=self._watch)
 
-    def _plain(self, schedule: Schedule) -> Executor:
-        return Executor(*self._parts, schedule, watch=self._watch, graph=self._graph)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_executor":  # not known yet
-            raise AttributeError(name)
-        return getattr(self._executor, name)
+    def _plain(self, schedule: Schedule) -> PlainExecutor:
+        return PlainExecutor(*self._parts, schedule, watch=self._watch, graph=self._graph)
 
     def flush(self, *, wait: bool = True) -> list[Step]:
-        """Finish the last step; see `Executor.flush`."""
+        """Finish the last step; see `PlainExecutor.flush`."""
         begin = self._clock()
-        done = self._executor.flush(wait=wait)
+        done = self.inner.flush(wait=wait)
         if self._seconds:  # part of the last step: a caller may want the model after each
             self._seconds[-1] += self._clock() - begin
         return done

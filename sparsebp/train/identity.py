@@ -14,6 +14,7 @@ from sparsebp.core import backend
 from sparsebp.data import ArrayDataset, BitstreamDataset, ImageDataset, WithPositions
 from sparsebp.patterns.pattern import DeviceCopies
 from sparsebp.runtime.launch import checksum, names_of_groups, options_of
+from sparsebp.train.state import TrainingState
 
 _COMPARED = 64
 """Samples of a data set that ranks compare."""
@@ -45,12 +46,12 @@ def samples_of(dataset: Any, count: int = _COMPARED) -> dict[str, Any]:
 # The run that a checkpoint is of: its options as they were given, and its data.
 
 
-def options_given(trainer: Any) -> dict[str, Any]:
+def options_given(run: TrainingState) -> dict[str, Any]:
     """Return the options that losses depend on, by their names in messages, in JSON types.
 
     What training moves (a scheduled rate, a schedule's steps) is left out, and functions cannot be told apart.
     """
-    optimizer, scheduler, loss, model = trainer.optimizer, trainer.lr_scheduler, trainer.loss, trainer.model
+    optimizer, scheduler, loss, model = run.optimizer, run.lr_scheduler, run.loss, run.model
     groups, held = options_of(optimizer), names_of_groups(optimizer)
     moved = scheduler.get_last_lr() if hasattr(scheduler, "get_last_lr") else []
     for number, group in enumerate(groups):
@@ -64,8 +65,8 @@ def options_given(trainer: Any) -> dict[str, Any]:
     weights = {name: checksum(array) for name, array in weights_of(loss).items()}
     options |= {
         "the learning-rate schedule": None if scheduler is None else _schedule_given(scheduler),
-        "clip_norm": trainer.clip_norm, "accumulate": trainer.accumulate, "the loss": _given(loss) | weights,
-        "the predictor": None if trainer.predictor is None else _given(trainer.predictor),
+        "clip_norm": run.clip_norm, "accumulate": run.accumulate, "the loss": _given(loss) | weights,
+        "the predictor": None if run.predictor is None else _given(run.predictor),
     }  # fmt: skip
     layers = dict(model.modules()) if hasattr(model, "modules") else {}
     options |= {f"the layer {name or 'that is the model'}": _given(layer) for name, layer in layers.items()}

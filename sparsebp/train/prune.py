@@ -10,8 +10,10 @@ from sparsebp import nn
 from sparsebp.core import backend
 from sparsebp.core.errors import FileFormatError, OptionError, OutputError
 from sparsebp.core.files import check_path
-from sparsebp.train.checkpoint import FILE_NAME, Checkpoint, held_if_run, load_checkpoint, save_checkpoint, take_weights
+from sparsebp.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, take_weights
 from sparsebp.train.config import config_of
+from sparsebp.train.folder import held_if_run
+from sparsebp.train.state import FILE_NAME
 
 # Pruning of a checkpoint: weights, masks, and the optimizer's state.
 

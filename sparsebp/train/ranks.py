@@ -11,51 +11,46 @@ import numpy as np
 
 from sparsebp.comm.transport import Transport
 from sparsebp.core.errors import OptionError
-from sparsebp.runtime.actions import trained_parameters
+from sparsebp.runtime.actions import buffers_of, trained_parameters
 from sparsebp.runtime.launch import check_same, checksums, collective_call, exchange, names_of_groups, options_of
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.files import to_csv
 from sparsebp.train.callbacks import Callback
-from sparsebp.train.checkpoint import buffers_of, generators_of
 from sparsebp.train.identity import options_given, samples_of, weights_of
+from sparsebp.train.state import TrainingState, generators_of
 
 # What the other ranks take over from rank 0.
 
 
-def buffers_of_rank_0(transport: Transport, model: Any) -> None:
-    """Give all replicas the running statistics of rank 0; all ranks call this."""
-    exchange(transport, {name: (0, array) for name, array in buffers_of(model).items()})
-
-
-def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
+def tell_on_rank_0(run: TrainingState, event: str, tell: Callable[[], None]) -> None:
     """Tell the callbacks of rank 0 of an event, and give all ranks their changes.
 
     Callbacks may change parameters, running statistics and the optimizer's options, and draw from random generators.
     All ranks call this together where a callback looks at the model.
     """
-    transport = trainer.transport
-    if transport is None or transport.size == 1 or event == "close" or not trainer._sees(event):
+    transport = run.transport
+    if transport is None or transport.size == 1 or event == "close" or not run.sees(event):
         tell()
         return
-    arrays = trainer.model.parameters() | buffers_of(trainer.model)
-    generators = generators_of(trainer.model)
-    before = (checksums(arrays), options_of(trainer.optimizer)) if transport.rank == 0 else ({}, [])
-    given = _told(trainer) if transport.rank == 0 else {}
-    held = names_of_groups(trainer.optimizer)
+    arrays = run.model.parameters() | buffers_of(run.model)
+    generators = generators_of(run.model)
+    before = (checksums(arrays), options_of(run.optimizer)) if transport.rank == 0 else ({}, [])
+    given = _told(run) if transport.rank == 0 else {}
+    held = names_of_groups(run.optimizer)
     tell()
-    if names_of_groups(trainer.optimizer) != held:
+    if names_of_groups(run.optimizer) != held:
         raise OptionError("A callback has added parameters to the optimizer of one of several ranks", expected="the "
                           "same groups on all", got=f"another group on rank {transport.rank}",
                           remedy="Call add_param_group on every rank, before fit")  # fmt: skip
     changed: tuple[list[str], Any, dict[str, Any]] = [], None, {}
     if transport.rank == 0:
-        others = [name for name, option in _told(trainer).items() if option != given.get(name)]
+        others = [name for name, option in _told(run).items() if option != given.get(name)]
         if others:
             raise OptionError("A callback has changed options on one of several ranks", expected="changes of "
                               "parameters, statistics or the optimizer's options", got=f"of {', '.join(others)}",
                               remedy="Set them on every rank, between two calls of fit")  # fmt: skip
-        arrays = trainer.model.parameters() | buffers_of(trainer.model)  # statistics may be other arrays now
-        now, options = checksums(arrays), options_of(trainer.optimizer)
+        arrays = run.model.parameters() | buffers_of(run.model)  # statistics may be other arrays now
+        now, options = checksums(arrays), options_of(run.optimizer)
         names = [name for name, fact in zip(arrays, now, strict=True) if before[0][fact] != now[fact]]
         states = {name: generator.bit_generator.state for name, generator in generators.items()}
         changed = names, None if options == before[1] else options, states
@@ -64,16 +59,16 @@ def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
         generators[name].bit_generator.state = state
     exchange(transport, {name: (0, arrays[name]) for name in names})
     if options is not None:
-        for group, values in zip(getattr(trainer.optimizer, "param_groups", ()), options, strict=False):
+        for group, values in zip(getattr(run.optimizer, "param_groups", ()), options, strict=False):
             group.update(values)
-        if not hasattr(trainer.optimizer, "param_groups"):
-            trainer.optimizer.lr = options[0]["lr"]
+        if not hasattr(run.optimizer, "param_groups"):
+            run.optimizer.lr = options[0]["lr"]
 
 
-def _told(trainer: Any) -> dict[str, Any]:
+def _told(run: TrainingState) -> dict[str, Any]:
     """Return the options and modes that callbacks cannot change on one of several ranks."""
-    modules = dict(trainer.model.modules()) if hasattr(trainer.model, "modules") else {}
-    options = options_given(trainer) | {f"the mode of {name or 'the model'}": m.training for name, m in modules.items()}
+    modules = dict(run.model.modules()) if hasattr(run.model, "modules") else {}
+    options = options_given(run) | {f"the mode of {name or 'the model'}": m.training for name, m in modules.items()}
     del options["groups"]  # the optimizer's, which all ranks get
     return options
 
@@ -89,51 +84,51 @@ def telling(transport: Transport | None) -> Iterator[None]:
         raise
 
 
-def agree(trainer: Any, facts: Mapping[str, Any], dataset: Any, validation: Any = None) -> None:
+def agree(run: TrainingState, facts: Mapping[str, Any], dataset: Any, validation: Any = None) -> None:
     """Check that all ranks are about to train the same thing, and agree on the seed and on rank 0's callbacks.
 
     Samples are compared for data sets of `sparsebp.data` only: asking another one for a batch may have effects, and
     its batches may be random. Ranks of a pipeline compare them again in every step.
     """
-    transport: Any = trainer.transport
-    own = collective_call(transport, lambda: _facts(trainer, dataset, validation))
-    seeds = transport.share(trainer.seed if trainer._seed_given else None)
+    transport: Any = run.transport
+    own = collective_call(transport, lambda: _facts(run, dataset, validation))
+    seeds = transport.share(run.seed if run.seed_given else None)
     if not any(seed is not None for seed in seeds):
-        trainer.seed = transport.broadcast(trainer.seed)
+        run.seed = transport.broadcast(run.seed)
         seeds = []
     events = [name.removeprefix("on_") for name in vars(Callback) if name.startswith("on_")]
-    trainer._seen = None
-    trainer._seen = frozenset(transport.broadcast([event for event in events if trainer._sees(event)]))
-    rng = None if not seeds else trainer.seed if trainer._seed_given else None
+    run.seen_on_rank_0 = None
+    run.seen_on_rank_0 = frozenset(transport.broadcast([event for event in events if run.sees(event)]))
+    rng = None if not seeds else run.seed if run.seed_given else None
     check_same(transport, {**facts, "rng": rng, **own})
 
 
-def _facts(trainer: Any, dataset: Any, validation: Any) -> dict[str, Any]:
+def _facts(run: TrainingState, dataset: Any, validation: Any) -> dict[str, Any]:
     """Return the values that all ranks must share, by their names in messages."""
-    parameters, optimizer = trainer.model.parameters(), trainer.optimizer
+    parameters, optimizer = run.model.parameters(), run.optimizer
     facts = {
-        "accumulate": trainer.accumulate, "sharded": trainer.sharded, "fusion": trainer.fusion,
-        "clip_norm": trainer.clip_norm, "config": trainer.config, "the schedule": _order_of(trainer.schedule),
-        "checkpoint_dir": "none" if trainer.checkpoint_dir is None else "a folder",
-        "checkpoint_every": trainer.checkpoint_every, "the model": type(trainer.model).__name__,
-        "the loss": _described(trainer.loss), "the predictor": _described(trainer.predictor),
+        "accumulate": run.accumulate, "sharded": run.sharded, "fusion": run.fusion,
+        "clip_norm": run.clip_norm, "config": run.config, "the schedule": _order_of(run.schedule),
+        "checkpoint_dir": "none" if run.checkpoint_dir is None else "a folder",
+        "checkpoint_every": run.checkpoint_every, "the model": type(run.model).__name__,
+        "the loss": _described(run.loss), "the predictor": _described(run.predictor),
         "the optimizer": type(optimizer).__name__, "the optimizer's options": options_of(optimizer),
         "the parameters of the optimizer's groups": names_of_groups(optimizer),
         "the optimizer's numbers of updates": dict(getattr(optimizer, "steps", {})),
-        "the learning-rate schedule": _rates_of(trainer.lr_scheduler),
+        "the learning-rate schedule": _rates_of(run.lr_scheduler),
         "the names of parameters": list(parameters),
-        "the trained parameters": list(trained_parameters(trainer.model, optimizer)),
+        "the trained parameters": list(trained_parameters(run.model, optimizer)),
     }  # fmt: skip
-    layers = dict(trainer.model.modules()) if hasattr(trainer.model, "modules") else {}
+    layers = dict(run.model.modules()) if hasattr(run.model, "modules") else {}
     facts |= {f"the layer {name or 'that is the model'}": _described(layer) for name, layer in layers.items()}
-    buffers = buffers_of(trainer.model)
-    if not trainer.sharded:
+    buffers = buffers_of(run.model)
+    if not run.sharded:
         kept = getattr(optimizer, "buffers", {})
         state = {f"{kind} of {name}": array for kind, arrays in kept.items() for name, array in arrays.items()}
         facts |= checksums(state, "the optimizer's")
     for name, some in (("the data set's", dataset), ("the validation set's", validation)):
         facts |= checksums(samples_of(some), name)
-    return facts | checksums(weights_of(trainer.loss), "the loss's") | checksums(parameters | buffers)
+    return facts | checksums(weights_of(run.loss), "the loss's") | checksums(parameters | buffers)
 
 
 def _rates_of(scheduler: Any) -> Any:

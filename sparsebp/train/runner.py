@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -18,17 +18,13 @@ from sparsebp.core.errors import NonFiniteError, OptionError
 from sparsebp.nn.loss import DEFAULT_IGNORED
 from sparsebp.optim.lr_schedules import reads_model
 from sparsebp.runtime.actions import Batch, Stages, Step, Watch, trained_parameters
-from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.pipeline import PipelineExecutor
-from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
-from sparsebp.runtime.search import SCHEDULE_NAME, OutOfOrderExecutor
+from sparsebp.runtime.search import OutOfOrderExecutor
 from sparsebp.runtime.streams import LENGTHS
 from sparsebp.train.evaluation import count_right
+from sparsebp.train.history import History
 from sparsebp.train.nonfinite import CLEAN, Origin, loss_error, nonfinite, uncounted_error
-from sparsebp.train.ranks import buffers_of_rank_0
-from sparsebp.train.setup import earlier_schedule, executor_of
-
-# One `fit`: runs steps with an executor, records them in the history and tells callbacks.
+from sparsebp.train.setup import executor_of
+from sparsebp.train.state import TrainingState
 
 
 @dataclass(frozen=True)
@@ -48,36 +44,23 @@ _PARTS = attrgetter(*_PART_NAMES)
 
 
 class Runner(Watch):
-    """Runs the steps of one `Trainer.fit`."""
+    """Runs steps and records each in the history, then calls `on_step`, once its numbers are known."""
 
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-        self.begun = trainer.history.steps  # steps begun; the history may be one behind
-        self._parts = _PARTS(trainer)
+    def __init__(self, run: TrainingState, on_step: Callable[[History], None] = lambda history: None) -> None:
+        self.run, self._on_step = run, on_step
+        self.begun = run.history.steps  # steps begun; the history may be one behind
+        self._parts = _PARTS(run)
         self._recorded = 0.0
         self._make_executor()
 
     def _make_executor(self) -> None:
-        trainer = self.trainer
-        self._trained = trained_parameters(trainer.model, trainer.optimizer)
+        run = self.run
+        self._trained = trained_parameters(run.model, run.optimizer)
         self._on_host = backend.is_host(backend.namespace(next(iter(self._trained.values()))))
-        ignored = getattr(trainer.loss, "ignore_index", None)
+        ignored = getattr(run.loss, "ignore_index", None)
         self._ignored = None if ignored == DEFAULT_IGNORED and not self._on_host else ignored  # as the loss has it
-        stages, parts = Stages(trainer.model, self._trained), (trainer.model, trainer.loss, trainer.optimizer)
-        folder = trainer.checkpoint_dir
-        if trainer.found_schedule is not None and earlier_schedule(trainer.found_schedule.schedule, stages) is None:
-            trainer.found_schedule = None  # other parameters are trained now
-        found = None if trainer.found_schedule is None else trainer.found_schedule.schedule
-        if trainer.schedule == "ooo" and found is None and folder is not None:
-            found = earlier_schedule(folder / SCHEDULE_NAME, stages)
-        self.executor: Executor | OutOfOrderExecutor | PipelineExecutor | ReverseFirstKExecutor
-        if trainer.schedule == "ooo" and found is None:
-            self.executor = OutOfOrderExecutor(
-                *parts, watch=self, memory_ratio=trainer.memory_ratio, graph=trainer.graph
-            )
-        else:
-            self.executor = executor_of(trainer, stages, self, found)
-        trainer.current_schedule = self.executor.schedule
+        self.executor = executor_of(run, Stages(run.model, self._trained), self)
+        run.current_schedule = self.executor.schedule
 
     def step(
         self, batches: Sequence[Batch], epoch: int, samples: int | None = None, origins: Sequence[Origin] = ()
@@ -86,34 +69,34 @@ class Runner(Watch):
 
         `samples` is their number on all ranks together, where that is not the batches'. `origins` are for messages.
         """
-        trainer = self.trainer
+        run = self.run
         self.check_parts()
-        if len(getattr(trainer.optimizer, "params", self._trained)) != len(self._trained):  # add_param_group
+        if len(getattr(run.optimizer, "params", self._trained)) != len(self._trained):  # add_param_group
             self.flush()
             self.executor.close()
             self._make_executor()
         samples = sum(len(batch[1]) for batch in batches) if samples is None else samples
-        tag = _Tag(self.begun, epoch, float(trainer.optimizer.lr), time.perf_counter(), samples, origins)
+        tag = _Tag(self.begun, epoch, float(run.optimizer.lr), time.perf_counter(), samples, origins)
         self.begun += 1
         with np.errstate(over="ignore", invalid="ignore"):  # the checks find these and say where
             finished = self.executor.step(batches, tag)
-            scheduler = trainer.lr_scheduler
+            scheduler = run.lr_scheduler
             if scheduler is not None and not getattr(scheduler, "needs_metric", False):
                 if reads_model(scheduler):
                     finished += self.executor.flush(wait=False)
                 scheduler.step()
-            if trainer._sees("step"):
+            if run.sees("step"):
                 finished += self.executor.flush()
         self._record(finished)
-        trainer.current_schedule = self.executor.schedule
-        if isinstance(self.executor, OutOfOrderExecutor) and trainer.found_schedule is not self.executor.found:
-            trainer.found_schedule = chosen = self.executor.found
-            if chosen is not None and trainer.checkpoint_dir is not None:
-                chosen.save(trainer.checkpoint_dir)
+        run.current_schedule = self.executor.schedule
+        if isinstance(self.executor, OutOfOrderExecutor) and run.found_schedule is not self.executor.found:
+            run.found_schedule = chosen = self.executor.found
+            if chosen is not None and run.checkpoint_dir is not None:
+                chosen.save(run.checkpoint_dir)
 
     def check_parts(self) -> None:
         """Refuse to go on with another model, loss or optimizer of the trainer, or with other options."""
-        now = _PARTS(self.trainer)
+        now = _PARTS(self.run)
         if now == self._parts:
             return
         others = [name for name, one, other in zip(_PART_NAMES, now, self._parts, strict=True) if one != other]
@@ -124,10 +107,10 @@ class Runner(Watch):
 
     def captures(self, dataset: Any) -> str | None:
         """Say whether steps are captured into CUDA graphs, and if not, why; None where that was not asked for."""
-        if self.trainer.graph is False or (self.trainer.graph is None and self._on_host):
+        if self.run.graph is False or (self.run.graph is None and self._on_host):
             return None
         why = self.executor.uncaptured
-        if getattr(dataset, "lengths", None) is not None or self.trainer._carried is not None:
+        if getattr(dataset, "lengths", None) is not None or self.run.carried is not None:
             why = (*why, LENGTHS)
         if why:
             return f"Steps are not captured into a CUDA graph: {'; '.join(why)}"
@@ -143,9 +126,7 @@ class Runner(Watch):
     def gather_state(self, *, everywhere: bool = False) -> None:
         """Bring the model up to date on all ranks, and the optimizer's state on rank 0, or everywhere."""
         self.flush()
-        if isinstance(self.executor, ReplicaExecutor | ReverseFirstKExecutor):
-            buffers_of_rank_0(self.executor.transport, self.trainer.model)
-            self.executor.gather_state(everywhere=everywhere)
+        self.executor.gather_state(everywhere=everywhere)
 
     def close(self, *, failed: bool = False) -> None:
         """Run deferred updates and end the threads.
@@ -153,14 +134,14 @@ class Runner(Watch):
         After an error these may fail as well, and the first error is the one to raise; other ranks are gone by then.
         """
         try:
-            if failed and self.trainer.transport is not None:
+            if failed and self.run.transport is not None:
                 return
             quiet = contextlib.suppress(Exception if failed else NonFiniteError)
             with quiet, np.errstate(over="ignore", invalid="ignore"):
                 self._record(self.executor.flush(), tell=False)
                 self.gather_state(everywhere=True)
         finally:
-            self.trainer.times = dict(getattr(self.executor, "times", {}))
+            self.run.times = dict(self.executor.times)
             self.executor.close()
 
     def _record(self, steps: Iterable[Step], *, tell: bool = True) -> None:
@@ -171,14 +152,14 @@ class Runner(Watch):
                     step.scores[m] = score = self.score(prediction, step.targets[m])
                     step.scores[m] = None if score is None else (float(score[0]), float(score[1]))  # synchronize!
             now, (right, scored) = time.perf_counter(), step.score
-            self.trainer.history.add_step(
+            self.run.history.add_step(
                 loss=step.loss, accuracy=right, grad_norm=step.norm(self.executor.stages.names), lr=tag.lr,
                 seconds=now - max(tag.started, self._recorded), samples=tag.samples,
                 loss_weight=step.counted, accuracy_weight=scored,
             )  # fmt: skip
             self._recorded = now
             if tell:
-                self.trainer._tell("step", self.trainer.history)
+                self._on_step(self.run.history)
 
     def score(self, prediction: Array, target: Array) -> tuple[Array, Any] | None:
         """Return how many positions have the largest entry at the target, and of how many."""
@@ -187,16 +168,16 @@ class Runner(Watch):
     def loss(self, step: Step, m: int, value: float) -> None:
         """Stop if the loss is not finite."""
         if not math.isfinite(value):
-            trainer, tag, batch = self.trainer, step.tag, step.batches[m]
+            run, tag, batch = self.run, step.tag, step.batches[m]
             if step.counted == 0:
-                raise uncounted_error(trainer.loss, step.targets, f"at step {tag.number + 1} (epoch {tag.epoch + 1})",
+                raise uncounted_error(run.loss, step.targets, f"at step {tag.number + 1} (epoch {tag.epoch + 1})",
                                       "Leave such samples out, or use larger batches")  # fmt: skip
             if step.later is not None:
-                _check_seen(trainer.loss, batch[1])
-            known = step.later is None and not isinstance(self.executor, PipelineExecutor)  # or other ranks' stages
+                _check_seen(run.loss, batch[1])
+            known = step.later is None and self.executor.has_all_stages
             prediction = step.predictions[m] if known else None
-            place = tag.number, tag.epoch, value, trainer.model, batch, prediction
-            raise loss_error(*place, self._origin(step, m), trainer._last_good())
+            place = tag.number, tag.epoch, value, run.model, batch, prediction
+            raise loss_error(*place, self._origin(step, m), run.last_good())
 
     def gradients(self, step: Step, grads: dict[str, Array]) -> None:
         """Stop: a gradient is not finite."""
@@ -206,7 +187,7 @@ class Runner(Watch):
         remedy = CLEAN if found else "Lower the learning rate, clip the gradient's norm, or use float64"
         raise NonFiniteError(f"The gradient is not finite at step {tag.number + 1} (epoch {tag.epoch + 1})",
                              expected="finite gradients", got=f"NaN or infinity in {wrong}{found}",
-                             remedy=f"{remedy}. {self.trainer._last_good()}")  # fmt: skip
+                             remedy=f"{remedy}. {self.run.last_good()}")  # fmt: skip
 
     def _origin(self, step: Step, m: int) -> Origin:
         return step.tag.origins[m] if step.tag.origins else Origin(np.empty(0, np.int64))

@@ -1,11 +1,10 @@
-"""What a training is given, checked: options, schedule, data; its executor; ranks, which agree and follow rank 0."""
+"""The options of a training, checked, and the executor that they ask for."""
 
 from __future__ import annotations
 
 import inspect
 import os
 import zlib
-from pathlib import Path
 from typing import Any, get_args
 
 from sparsebp.comm.transport import Transport, check_transport
@@ -15,13 +14,15 @@ from sparsebp.nn.loss import check_mean
 from sparsebp.optim import Predictor
 from sparsebp.optim.lr_schedules import ChainedScheduler, ReduceLROnPlateau, with_parts
 from sparsebp.runtime.actions import Stages, Watch
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.executor import Executor, PlainExecutor
 from sparsebp.runtime.pipeline import PipelineExecutor
 from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
+from sparsebp.runtime.search import SCHEDULE_NAME, OutOfOrderExecutor
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import BUILDERS, Fusion, build, conventional, data_parallel
 from sparsebp.schedule.files import read_csv, to_csv
-from sparsebp.train.callbacks import check_measured
+from sparsebp.train.monitors import check_measured
+from sparsebp.train.state import TrainingState
 
 # Options, and the schedule that they name.
 
@@ -159,56 +160,62 @@ def schedule_of(
     return given
 
 
-def earlier_schedule(earlier: Path | Schedule, stages: Stages) -> Schedule | None:
-    """Return an out-of-order schedule found earlier, or that of a run's file, if it is of these stages, else None."""
-    if isinstance(earlier, Path):
-        if not earlier.exists():
-            return None
-        earlier = read_csv(earlier)
-    graph = earlier.graph
-    same = (len(stages), 1, stages.unweighted) == (graph.stages, graph.microbatches, graph.unweighted)
-    return earlier if same else None
+def _earlier_schedule(run: TrainingState, stages: Stages) -> Schedule | None:
+    """Return the out-of-order schedule found by an earlier `fit`, or by an earlier run in the folder, if it fits."""
+    path = None if run.checkpoint_dir is None else run.checkpoint_dir / SCHEDULE_NAME
+    if run.found_schedule is not None:
+        if _is_of(run.found_schedule.schedule, stages):
+            return run.found_schedule.schedule
+        run.found_schedule = None  # other parameters are trained now
+    earlier = read_csv(path) if path is not None and path.exists() else None
+    return earlier if earlier is not None and _is_of(earlier, stages) else None
 
 
-def executor_of(
-    trainer: Any, stages: Stages, watch: Watch, found: Schedule | None = None
-) -> Executor | PipelineExecutor | ReverseFirstKExecutor:
-    """Return the executor of a trainer's steps, by the schedule `found` earlier or that of its options."""
-    parts, transport = (trainer.model, trainer.loss, trainer.optimizer), trainer.transport
-    clips: dict[str, Any] = {"clip_norm": trainer.clip_norm, "watch": watch}
-    if transport is not None and trainer.schedule == FIRST_K:
-        _check_heeded(trainer, replicas=True, asynchronous=False)
-        return ReverseFirstKExecutor(*parts, transport, **clips, sharded=trainer.sharded)
+def _is_of(schedule: Schedule, stages: Stages) -> bool:
+    graph = schedule.graph
+    return (len(stages), 1, stages.unweighted) == (graph.stages, graph.microbatches, graph.unweighted)
+
+
+def executor_of(run: TrainingState, stages: Stages, watch: Watch) -> Executor:
+    """Return the executor of a training's steps, by the schedule that its options name."""
+    parts, transport = (run.model, run.loss, run.optimizer), run.transport
+    clips: dict[str, Any] = {"clip_norm": run.clip_norm, "watch": watch}
+    if transport is not None and run.schedule == FIRST_K:
+        _check_heeded(run, replicas=True, asynchronous=False)
+        return ReverseFirstKExecutor(*parts, transport, **clips, sharded=run.sharded)
+    found = _earlier_schedule(run, stages) if run.schedule == "ooo" else None
+    if run.schedule == "ooo" and found is None:
+        return OutOfOrderExecutor(*parts, watch=watch, memory_ratio=run.memory_ratio, graph=run.graph)
     ranks = 1 if transport is None else transport.size
-    schedule = found or schedule_of(stages, trainer.fusion, trainer.accumulate, trainer.schedule, ranks)
+    schedule = found or schedule_of(stages, run.fusion, run.accumulate, run.schedule, ranks)
     graph = schedule.graph
     if transport is not None:
-        _check_heeded(trainer, replicas=graph.synchronised, asynchronous=graph.updates == "microbatch")
+        _check_heeded(run, replicas=graph.synchronised, asynchronous=graph.updates == "microbatch")
     if transport is None or (transport.size == 1 and graph.updates == "step" and not graph.synchronised):
-        return Executor(*parts, schedule, **clips, graph=trainer.graph)
+        return PlainExecutor(*parts, schedule, **clips, graph=run.graph)
     if graph.synchronised:
-        return ReplicaExecutor(*parts, schedule, transport, **clips, sharded=trainer.sharded)
-    return PipelineExecutor(*parts, schedule, transport, **clips, predictor=trainer.predictor, note=trainer.note)
+        return ReplicaExecutor(*parts, schedule, transport, **clips, sharded=run.sharded)
+    return PipelineExecutor(*parts, schedule, transport, **clips, predictor=run.predictor, note=run.note)
 
 
-def _check_heeded(trainer: Any, *, replicas: bool, asynchronous: bool) -> None:
+def _check_heeded(run: TrainingState, *, replicas: bool, asynchronous: bool) -> None:
     """Refuse options that a schedule of this kind ignores."""
     for wrong, name, expected in (
-        (trainer.sharded and not replicas, "sharded", "schedule='data-parallel' or 'reverse-first-k'"),
-        (trainer.note is not None and not asynchronous, "note", "an asynchronous pipeline, as schedule='pipedream'"),
-        (trainer.predictor is not None and not asynchronous, "predictor", "schedule='dualpipe-2018'"),
+        (run.sharded and not replicas, "sharded", "schedule='data-parallel' or 'reverse-first-k'"),
+        (run.note is not None and not asynchronous, "note", "an asynchronous pipeline, as schedule='pipedream'"),
+        (run.predictor is not None and not asynchronous, "predictor", "schedule='dualpipe-2018'"),
     ):
         if wrong:
-            raise OptionError(f"{name} is for other schedules", expected=expected, got=f"schedule={trainer.schedule!r}",
+            raise OptionError(f"{name} is for other schedules", expected=expected, got=f"schedule={run.schedule!r}",
                               remedy=f"Leave {name} out")  # fmt: skip
 
 
-def check_monitors(trainer: Any) -> None:
+def check_monitors(run: TrainingState) -> None:
     """Refuse learning-rate schedules that follow a number that is not measured, or do not say which they follow."""
-    for scheduler in with_parts(trainer.lr_scheduler):
+    for scheduler in with_parts(run.lr_scheduler):
         monitor = getattr(scheduler, "monitor", None)
         if monitor is not None:
-            check_measured(monitor, trainer)
+            check_measured(monitor, run)
         elif isinstance(scheduler, ReduceLROnPlateau) and scheduler.mode == "max":
             raise OptionError("ReduceLROnPlateau would follow the loss, of which more is not better", expected="a "
                               "monitor=, as 'validation_accuracy'", got="mode='max' and monitor=None")  # fmt: skip

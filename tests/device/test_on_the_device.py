@@ -20,7 +20,7 @@ from sparsebp.core import backend
 from sparsebp.core.errors import DeviceError, LayoutError
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products import plan_product
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.executor import PlainExecutor as Executor
 from sparsebp.runtime.search import all_schedules
 from sparsebp.scan import plan_scan
 from sparsebp.schedule.costs import Costs, StageBytes

@@ -154,7 +154,7 @@ def signalled(transport: Transport | None) -> None:
     step, calls = Runner.step, itertools.count(1)
 
     def signals(self: Runner, *given: Any) -> None:
-        if next(calls) == 3 and self.trainer.transport.rank == int(sys.argv[3]):
+        if next(calls) == 3 and self.run.transport.rank == int(sys.argv[3]):
             signal.raise_signal(getattr(signal, sys.argv[2]))
         step(self, *given)
 

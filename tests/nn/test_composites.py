@@ -17,7 +17,7 @@ from sparsebp import nn, optim
 from sparsebp.core.errors import OptionError, ShapeError, StaleError
 from sparsebp.core.shortcuts import batch_axes_of
 from sparsebp.nn.gradients import undisturbed
-from sparsebp.runtime import Executor
+from sparsebp.runtime import PlainExecutor as Executor
 from sparsebp.runtime.actions import Stages
 from sparsebp.train import Trainer
 from sparsebp.train.batches import sample_axis

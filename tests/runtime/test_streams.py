@@ -11,7 +11,7 @@ import pytest
 import orders
 from sparsebp import nn, optim
 from sparsebp.core import backend, threads
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.executor import PlainExecutor as Executor
 from sparsebp.runtime.streams import TwoStreams
 from sparsebp.schedule.builders import conventional, out_of_order
 from strict_cupy.modules import build

@@ -14,7 +14,7 @@ from sparsebp.core import threads
 from sparsebp.core.errors import OptionError
 from sparsebp.optim import Update
 from sparsebp.runtime.actions import Stages, Watch
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.executor import PlainExecutor as Executor
 from sparsebp.schedule import StepGraph
 from within import within
 

@@ -18,7 +18,7 @@ from sparsebp.core.backend import Cublas, GraphRecorder, operand
 from sparsebp.core.errors import DeviceError, NonFiniteError, OptionError
 from sparsebp.runtime import streams
 from sparsebp.runtime.actions import Stages, Watch
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.executor import PlainExecutor as Executor
 from sparsebp.runtime.streams import Graphs, in_turn
 from sparsebp.schedule.builders import out_of_order
 from sparsebp.train import Callback, ProgressBar, Trainer

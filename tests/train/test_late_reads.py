@@ -9,7 +9,7 @@ import orders
 from sparsebp import nn, optim
 from sparsebp.core import backend
 from sparsebp.core.errors import NonFiniteError, OptionError
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.executor import PlainExecutor as Executor
 from sparsebp.runtime.streams import LENGTHS, MOST
 from sparsebp.schedule.builders import conventional
 from sparsebp.train import Callback, Trainer

@@ -11,7 +11,7 @@ import orders
 from schedules import costs as any_costs
 from sparsebp import models, nn, optim
 from sparsebp.core.errors import MemoryLimitError, OptionError
-from sparsebp.runtime import Executor
+from sparsebp.runtime import PlainExecutor as Executor
 from sparsebp.runtime.measure import Span, _arrays, measured_costs, measured_slowdowns, with_handing
 from sparsebp.runtime.search import (
     COSTS_NAME,

@@ -11,7 +11,7 @@ from sparsebp.core import threads
 from sparsebp.kernels.host import dense
 from sparsebp.runtime import streams
 from sparsebp.runtime.actions import Actions, Stages
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.executor import PlainExecutor as Executor
 from sparsebp.runtime.measure import TimedExecutor
 from sparsebp.schedule import Action, Schedule, StepGraph
 
