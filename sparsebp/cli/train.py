@@ -39,7 +39,8 @@ from sparsebp.core.check import BACKWARDS, check_integer
 from sparsebp.core.errors import OptionError
 from sparsebp.core.files import json_line, output_error, prepare_folder, write_atomically
 from sparsebp.nn.pruning import PruneMethod, PruneReport
-from sparsebp.runtime.launch import Timeline, connect, measured, save_timeline
+from sparsebp.runtime.launch import connect
+from sparsebp.runtime.timeline import Timeline, measured, save_timeline
 from sparsebp.schedule.builders import Fusion
 from sparsebp.train import JsonLines, ProgressBar, save_loss_curve
 from sparsebp.train import prune as pruning

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.backend import Reading
-from sparsebp.runtime.actions import Step, Watch
+from sparsebp.runtime.actions import Observer, Step
 
 # Metrics of a step on a device are read one step late, so the device never waits for the host: they are on their way to
 # the host when the step's work has been given to the device, and are checked when the next step's has been given, too.
@@ -20,8 +20,8 @@ from sparsebp.runtime.actions import Step, Watch
 class DeferredSteps:
     """The steps of an executor whose metrics have not been checked, in their order."""
 
-    def __init__(self, xp: ModuleType, loss: Any, watch: Watch) -> None:
-        self._xp, self._loss, self._watch = xp, loss, watch
+    def __init__(self, xp: ModuleType, loss: Any, observer: Observer) -> None:
+        self._xp, self._loss, self._observer = xp, loss, observer
         self._steps: deque[tuple[Step, Reading | None]] = deque()
         self._looked_at: list[Step] = []
 
@@ -72,7 +72,7 @@ class DeferredSteps:
         for m, value in enumerate(step.values):
             if not math.isfinite(value):
                 self._loss.forward(step.predictions[m], step.targets[m])  # tells whether the target is at fault
-            self._watch.loss(step, m, value)
+            self._observer.loss(step, m, value)
         wrong = {name: np.float64(square) for name, square in step.squares.items() if not math.isfinite(square)}
         if wrong:
-            self._watch.gradients(step, wrong)
+            self._observer.gradients(step, wrong)

@@ -13,9 +13,9 @@ from sparsebp.runtime.actions import (
     Actions,
     Batch,
     DeferredMetrics,
+    Observer,
     Stages,
     Step,
-    Watch,
     check_complete,
     check_even,
     is_ours,
@@ -104,7 +104,7 @@ class PlainExecutor(Executor):
         next one, or for `flush`.
     clip_norm
         Largest Euclidean norm of all gradients together; None does not clip.
-    watch
+    observer
         Is told of losses, and of gradients that are not finite.
     graph
         Whether to capture steps into CUDA graphs, see `Trainer`; None: on a GPU.
@@ -132,14 +132,14 @@ class PlainExecutor(Executor):
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, *, clip_norm: float | None = None,
-        watch: Watch | None = None, graph: bool | None = False,
+        observer: Observer | None = None, graph: bool | None = False,
     ) -> None:  # fmt: skip
         self.stages = Stages(model, trained_parameters(model, optimizer))
         self.schedule = schedule = without_frozen(schedule, self.stages)
         check_fits(schedule, self.stages, self.plain)
-        watch = watch or Watch()
+        observer = observer or Observer()
         self._order = schedule
-        self._actions = self._make_actions(loss, optimizer, clip_norm, watch)
+        self._actions = self._make_actions(loss, optimizer, clip_norm, observer)
         self._programs: dict[int, Program] = {}
         program = self._program(schedule.graph.microbatches)
         if clip_norm is not None and not program.gathered:
@@ -155,13 +155,13 @@ class PlainExecutor(Executor):
         self._around = threads.one_blas_thread if own else contextlib.nullcontext
         self._graphs = Graphs(self._actions) if graph or (graph is None and on_device) else None
         self._defers_metrics = on_device and hasattr(loss, "on_device")
-        self._given = DeferredSteps(xp, loss, watch)
+        self._given = DeferredSteps(xp, loss, observer)
         self._pending: tuple[Step, Program] | None = None
         self._late = schedule.graph.first == "I"
         self._doubtful = True  # whether all parameters have had as many updates
 
-    def _make_actions(self, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch) -> Actions:
-        return Actions(self.stages, loss, optimizer, clip_norm, watch)
+    def _make_actions(self, loss: Any, optimizer: Any, clip_norm: float | None, observer: Observer) -> Actions:
+        return Actions(self.stages, loss, optimizer, clip_norm, observer)
 
     @property
     def pending(self) -> bool:

@@ -12,15 +12,15 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from sparsebp.core import backend
-from sparsebp.runtime.actions import Batch, Run, Stages, Step
+from sparsebp.runtime.actions import Batch, Stages, Step, StepFunction
 from sparsebp.runtime.executor import PlainExecutor
-from sparsebp.runtime.streams import Program, Task, Together
+from sparsebp.runtime.streams import JoinedTasks, Program, Task
 from sparsebp.schedule import Action, Costs, Schedule, StageBytes, StepGraph
 from sparsebp.schedule.files import Durations, Slowdowns
 
 FIRST = Action(0, "F", 0)
 """The first action of a step."""
-MOST = 16.0
+LARGEST_SLOWDOWN = 16.0
 """The largest slowdown that is believed."""
 
 
@@ -67,11 +67,11 @@ class TimedExecutor(PlainExecutor):
         if count not in self._programs:
             program = super()._program(count)
             streams = tuple(tuple(map(self._timed, stream)) for stream in program.streams)
-            weigh, use = self._timed_together(program.weigh), self._timed_together(program.use)
-            self._programs[count] = replace(program, streams=streams, weigh=weigh, use=use)
+            weight_grads, updates = self._timed_jointly(program.weight_grads), self._timed_jointly(program.updates)
+            self._programs[count] = replace(program, streams=streams, weight_grads=weight_grads, updates=updates)
         return self._programs[count]
 
-    def _timed_together(self, inner: Together) -> Together:
+    def _timed_jointly(self, inner: JoinedTasks) -> JoinedTasks:
         """Return a function that records each of several actions, in equal parts of the time."""
 
         def run(step: Step, tasks: Sequence[Task]) -> bool:
@@ -98,7 +98,7 @@ class TimedExecutor(PlainExecutor):
             if action.kind == "F" and action.stage not in self._bytes:
                 self._bytes[action.stage] = self._bytes_of(action, step)
 
-        timed: Run = run
+        timed: StepFunction = run
         return replace(task, run=timed)
 
     def _bytes_of(self, action: Action, step: Step) -> StageBytes:
@@ -147,7 +147,7 @@ def _buffer(array: Any) -> tuple[int, int]:
     return id(array), int(array.nbytes)
 
 
-def alone_schedule(stages: Stages) -> Schedule:
+def isolated_schedule(stages: Stages) -> Schedule:
     """Return the schedule that measures costs of single actions: one stream, every I before its W."""
     # Of a stage of several layers the first of I and W computes the inner gradients, which the other one needs as well.
     # On two streams all else waits for I; so they are counted there. Each update comes one weight gradient late, so
@@ -163,7 +163,7 @@ def alone_schedule(stages: Stages) -> Schedule:
     return Schedule.of(graph, [{"main": actions + late}], "conventional, I before W")
 
 
-def with_handing(spans: Iterable[Span], schedule: Schedule, joined: Container[int] = ()) -> list[Span]:
+def with_dispatch_latency(spans: Iterable[Span], schedule: Schedule, joined: Container[int] = ()) -> list[Span]:
     """Return spans that begin when their actions could have begun: the delay of starting is part of the work."""
     # An action could begin when the one before it in its stream, and all that it needs of the other stream, had ended.
     # The caller's work between steps is not part of the first forward. Stages `joined` are of several layers: their W
@@ -190,17 +190,17 @@ def _needs(schedule: Schedule, action: Action) -> Iterator[Action]:
     yield from schedule.graph.carried(action)
 
 
-def costs_alone(executor: TimedExecutor) -> Costs:
-    """Return how long every action takes by itself, from steps in the order of `alone_schedule` since the last call."""
-    return measured_costs(with_handing(executor.spans(), executor.schedule), executor.bytes)
+def isolated_costs(executor: TimedExecutor) -> Costs:
+    """Return how long every action takes by itself: from steps of `isolated_schedule` since the last call."""
+    return measured_costs(with_dispatch_latency(executor.spans(), executor.schedule), executor.bytes)
 
 
-def costs_beside(executor: TimedExecutor, alone: Costs) -> Costs:
-    """Return `alone` with how actions slow each other down, from steps on two streams since the last call."""
+def concurrent_costs(executor: TimedExecutor, isolated: Costs) -> Costs:
+    """Return `isolated` with how actions slow each other down, from steps on two streams since the last call."""
     stages, schedule = executor.stages.all, executor.schedule
     joined = {number for number, stage in enumerate(stages) if getattr(stage.layer, "children", None)}
-    spans = with_handing(executor.spans(), schedule, joined)
-    return replace(alone, slowdown=measured_slowdowns(spans, schedule, alone))
+    spans = with_dispatch_latency(executor.spans(), schedule, joined)
+    return replace(isolated, slowdown=measured_slowdowns(spans, schedule, isolated))
 
 
 def measured_costs(spans: Iterable[Span], stages: tuple[StageBytes, ...]) -> Costs:
@@ -239,7 +239,7 @@ def _slowdown(lasted: float, beside: float, alone: float, every: float = 0.0) ->
     done = beside - (lasted - alone)
     if every:
         beside, done = beside + every * alone / 4, done + alone / 4
-    return min(MOST, max(1.0, beside / done)) if done > 0 else MOST if beside > 0 else 1.0
+    return min(LARGEST_SLOWDOWN, max(1.0, beside / done)) if done > 0 else LARGEST_SLOWDOWN if beside > 0 else 1.0
 
 
 def _key(action: Action) -> str:

@@ -24,17 +24,17 @@ from sparsebp.optim import Predictor
 from sparsebp.runtime.actions import (
     Actions,
     Batch,
-    Run,
+    Observer,
     Stages,
     Step,
-    Watch,
+    StepFunction,
     check_complete,
     check_even,
     in_sequence,
     trained_parameters,
 )
+from sparsebp.runtime.agreement import check_marks, checksum, exchange, mark_of, options_of
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.launch import check_marks, checksum, exchange, mark_of, options_of
 from sparsebp.runtime.streams import check_of_model, fewer, without_frozen
 from sparsebp.schedule import Action, Costs, Kind, Overlap, Schedule, Simulation, actions_of, parts_of, simulate
 from sparsebp.schedule.builders import place_updates
@@ -50,10 +50,10 @@ class PipelineActions(Actions):
     # share: Makes the numbers of a step known to all ranks, before the first update if all gradients are ready by then.
 
     def __init__(
-        self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch,
-        own: Mapping[int, Collection[int]], share: Run,
+        self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, observer: Observer,
+        own: Mapping[int, Collection[int]], share: StepFunction,
     ) -> None:  # fmt: skip
-        super().__init__(stages, loss, optimizer, clip_norm, watch)
+        super().__init__(stages, loss, optimizer, clip_norm, observer)
         self.own, self._share = own, share
         held = {name for number in own for name in stages[number].parameters.values()}
         self.names = tuple(name for name in stages.names if name in held)
@@ -62,7 +62,7 @@ class PipelineActions(Actions):
         """Return whether a stage runs on this rank for a micro-batch."""
         return m in self.own.get(number, ())
 
-    def forward(self, number: int, m: int, count: int) -> Run:
+    def forward(self, number: int, m: int, count: int) -> StepFunction:
         """F; an output that another rank needs goes to the outbox."""
         forward, last = super().forward(number, m, count), number == len(self.stages) - 1
         if self.runs(number + 1, m) or last:
@@ -79,12 +79,12 @@ class PipelineActions(Actions):
         here, there = self.own.get(number), self.own.get(number + 1)
         return super()._behind(number) if here is not None and here == there else None
 
-    def _loss(self, m: int, count: int) -> Run:
+    def _loss(self, m: int, count: int) -> StepFunction:
         loss = super()._loss(m, count)
 
         def run(step: Step) -> None:
             loss(step)
-            score = self.watch.score(step.predictions[m], step.targets[m])
+            score = self.observer.score(step.predictions[m], step.targets[m])
             step.scores[m] = None if score is None else (float(score[0]), float(score[1]))  # synchronize!
 
         return run
@@ -548,14 +548,14 @@ def _parameter(key: str, names: Mapping[str, Any]) -> str | None:
     return None
 
 
-Task: TypeAlias = Callable[[list[Step]], None]
+RankTask: TypeAlias = Callable[[list[Step]], None]
 """Runs for the steps under way: one, or one a micro-batch."""
 
 
-class _Program(NamedTuple):
+class _RankTasks(NamedTuple):
     """A rank's tasks of a step, and how many updates ahead the weights are that its actions stand for."""
 
-    tasks: list[Task]
+    tasks: list[RankTask]
     ahead: dict[Action, int]
 
 
@@ -577,7 +577,7 @@ class PipelineExecutor(Executor):
         Between the ranks.
     clip_norm
         Largest Euclidean norm of the gradients of all stages together; None does not clip.
-    watch
+    observer
         Is told of losses, on the last stage's rank, and of gradients that are not finite, on their stage's.
     predictor
         Predicts the weights that forwards and backwards read, in an asynchronous schedule with ``weights="latest"``;
@@ -620,7 +620,7 @@ class PipelineExecutor(Executor):
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, transport: Transport, *,
-        clip_norm: float | None = None, watch: Watch | None = None, predictor: Predictor | None = None,
+        clip_norm: float | None = None, observer: Observer | None = None, predictor: Predictor | None = None,
         note: Note | None = None,
     ) -> None:  # fmt: skip
         self.stages = Stages(model, trained_parameters(model, optimizer))
@@ -635,7 +635,7 @@ class PipelineExecutor(Executor):
                for stage in range(len(self.stages)) if transport.rank in schedule.workers_of(stage)}  # fmt: skip
         self._losses_of = [schedule.worker_of(len(self.stages) - 1, m) for m in everything]  # ranks
         self._actions = PipelineActions(
-            self.stages, loss, optimizer, clip_norm, watch or Watch(), own, lambda step: self._share([step])
+            self.stages, loss, optimizer, clip_norm, observer or Observer(), own, lambda step: self._share([step])
         )
         xp = backend.namespace(next(iter(model.parameters().values())))
         self._p2p = P2PBuffers(transport, xp)
@@ -644,7 +644,7 @@ class PipelineExecutor(Executor):
         self._predictor = predictor
         self._versions = Versions(names, model.parameters(), stashed=stashed, predictor=predictor, note=note)
         self._asynchronous = schedule.graph.updates == "microbatch"
-        self._programs: dict[int, _Program] = {}
+        self._programs: dict[int, _RankTasks] = {}
         self.times: dict[Action, tuple[float, float]] = {}
         programs = lower(schedule)
         self._gathered = all(_gathers(program) for program in programs)
@@ -740,7 +740,7 @@ class PipelineExecutor(Executor):
             return steps[0]
         whole = Step(batches, self.stages, tag)
         counts = [step.counted for step in steps]
-        whole.weigh(counts, sum(counts))
+        whole.set_shares(counts, sum(counts))
         for m, step in enumerate(steps):
             whole.values[m], whole.scores[m], whole.predictions[m] = step.values[0], step.scores[0], step.predictions[0]
             for name, square in step.squares.items():
@@ -767,18 +767,18 @@ class PipelineExecutor(Executor):
 
     # ---- programs ----------------------------------------------------------------------------------------------------
 
-    def _compiled(self, count: int) -> _Program:
+    def _compiled(self, count: int) -> _RankTasks:
         if count not in self._programs:
             part = fewer(self.schedule, count)
             self._programs[count] = self._program_of(part, lower(part))
         return self._programs[count]
 
-    def _program_of(self, schedule: Schedule, programs: Sequence[RankProgram]) -> _Program:
+    def _program_of(self, schedule: Schedule, programs: Sequence[RankProgram]) -> _RankTasks:
         ahead = self._versions.ahead(schedule) if self._asynchronous else {}
-        return _Program(self._tasks(programs[self._transport.rank], schedule.graph.microbatches), ahead)
+        return _RankTasks(self._tasks(programs[self._transport.rank], schedule.graph.microbatches), ahead)
 
-    def _tasks(self, program: RankProgram, count: int) -> list[Task]:
-        tasks: list[Task] = []
+    def _tasks(self, program: RankProgram, count: int) -> list[RankTask]:
+        tasks: list[RankTask] = []
         parts = [part for one in program.instructions if isinstance(one, Compute) for part in parts_of(one.cell)]
         ends = {(part.stage, part.microbatch): part for part in parts if part.kind in "IW"}  # the last of each backward
         names = self.stages.updated_at([part.stage for part in parts if part.kind == "U"], last=True)
@@ -821,7 +821,7 @@ class PipelineExecutor(Executor):
             first, *more = finish()
             step.grads[name] = sum(more, first)
 
-    def _runs(self, part: Action, count: int, names: dict[int, list[str]]) -> list[Run]:
+    def _runs(self, part: Action, count: int, names: dict[int, list[str]]) -> list[StepFunction]:
         """Return the function that a part of a cell runs, if any."""
         number, m, actions = part.stage, part.microbatch or 0, self._actions
         if self._asynchronous:  # each micro-batch is a separate step
@@ -838,7 +838,7 @@ class PipelineExecutor(Executor):
         # The update of a shared parameter is with another stage's.
         return [actions.update(names[number], gathered=self._gathered)] if number in names else []
 
-    def _undrawn(self, number: int, forward: Run) -> Run:
+    def _undrawn(self, number: int, forward: StepFunction) -> StepFunction:
         """Return the F of a replicated stage: a draw is refused, for the other ranks would make the same one."""
         stage = self.stages[number]
 
@@ -853,7 +853,7 @@ class PipelineExecutor(Executor):
 
         return run
 
-    def _timed(self, action: Action, task: Task) -> Task:
+    def _timed(self, action: Action, task: RankTask) -> RankTask:
         def timed(steps: list[Step]) -> None:
             begin = time.perf_counter()
             task(steps)
@@ -861,7 +861,7 @@ class PipelineExecutor(Executor):
 
         return timed
 
-    def _versioned(self, action: Action, run: Run, last: bool) -> Task:
+    def _versioned(self, action: Action, run: StepFunction, last: bool) -> RankTask:
         """Return a task of an asynchronous schedule; with `last` a micro-batch's backward is over after it."""
         versions, number, kind, m = self._versions, action.stage, action.kind, action.microbatch or 0
 
@@ -879,7 +879,7 @@ class PipelineExecutor(Executor):
 
         return update if kind == "U" else compute
 
-    def _carries(self, one: Post | Await | Send | Sent, message: Message) -> Task:
+    def _carries(self, one: Post | Await | Send | Sent, message: Message) -> RankTask:
         p2p, actions, (number, kind, m) = self._p2p, self._actions, message.source
         which, place = (m or 0, 0) if self._asynchronous else (0, m or 0)
         match one:
@@ -903,7 +903,7 @@ def _held_by(schedule: Schedule, stages: Stages) -> dict[str, list[int]]:
     return {name: sorted(ranks) for name, ranks in held.items()}
 
 
-def _of_the_step(run: Run) -> Task:
+def _of_the_step(run: StepFunction) -> RankTask:
     return lambda steps: run(steps[0])
 
 

@@ -24,18 +24,18 @@ from sparsebp.optim.sharded import PieceOptimizer
 from sparsebp.runtime.actions import (
     Actions,
     Batch,
-    Run,
+    Observer,
     Stages,
     Step,
-    Watch,
+    StepFunction,
     buffers_of,
     in_sequence,
     is_ours,
     targets_of,
     trained_parameters,
 )
+from sparsebp.runtime.agreement import check_marks, check_same, checksums, exchange, mark_of, options_of
 from sparsebp.runtime.executor import PlainExecutor
-from sparsebp.runtime.launch import check_marks, check_same, checksums, exchange, mark_of, options_of
 from sparsebp.runtime.measure import TimedExecutor, measured_costs
 from sparsebp.runtime.search import REPEATED, SearchingExecutor
 from sparsebp.runtime.streams import parts_in
@@ -88,7 +88,7 @@ class Buckets:
     """Sums gradients over all ranks, bucket by bucket."""
 
     # The buckets are begun in their order, whatever the order in which they are filled: it is the same on all ranks.
-    # parts: Names of parameters, bucket by bucket, in the order in which their gradients are sent: see `parted`.
+    # parts: Names of parameters, bucket by bucket, in the order in which their gradients are sent: see `bucket_names`.
     # blocking: Whether to wait for each sum as soon as it has begun.
     # all: In the order of their sums. waited: Seconds that this rank has waited for sums, in all.
 
@@ -155,7 +155,7 @@ class Buckets:
                 yield here
 
 
-def parted(
+def bucket_names(
     params: Mapping[str, Array], complete: Mapping[str, int], used: Mapping[str, int], limit: int
 ) -> list[list[str]]:
     """Return the names of the parameters of each bucket: neighbours of one dtype."""
@@ -190,7 +190,7 @@ class Totals:
         self._own: list[Any] = []  # how much this rank's micro-batches count
         self._under_way: Handle | None = None  # until the counts have arrived
         self._sum: tuple[Handle, Array] | None = None  # how much all ranks' count, of counts that the host cannot read
-        self._told: dict[int, tuple[Handle, Array]] = {}  # by the identity of a step that is under way
+        self._close_totals: dict[int, tuple[Handle, Array]] = {}  # by the identity of a step that is under way
 
     def open(self, batches: Sequence[Batch], counts: Sequence[Any], optimizer: Any) -> None:
         """Begin to count the samples of a step on all ranks, and to compare the optimizers' options."""
@@ -218,18 +218,18 @@ class Totals:
         """Make the step's shares relative to all ranks."""
         self.samples(0)
         if self._sum is None:
-            step.weigh(self._own, sum(self._counts[1].tolist()))
+            step.set_shares(self._own, sum(self._counts[1].tolist()))
             return
         handle, total = self._sum
         handle.wait()
-        step.weigh(self._own, total[0])
+        step.set_shares(self._own, total[0])
 
     def rows(self, m: int) -> Rows:
         """Return this rank's rows among the samples of all ranks in a micro-batch."""
         samples, rank = self.samples(m), self.transport.rank
         return Rows(sum(samples[:rank]), samples[rank], sum(samples))
 
-    def tell(self, step: Step) -> None:
+    def begin_sums(self, step: Step) -> None:
         """Begin to sum loss and score over all ranks, once all of this rank's are known."""
         there = [m for m, batch in enumerate(step.batches) if len(batch[1])]
         values: Any = step.values if step.later is None else step.later.losses
@@ -246,11 +246,11 @@ class Totals:
                 sums[1] += scores[m][0]
                 sums[2] += scores[m][1]
         transport = self.host if step.later is None else self.transport
-        self._told[id(step)] = transport.allreduce(sums), sums
+        self._close_totals[id(step)] = transport.allreduce(sums), sums
 
     def close(self, step: Step) -> None:
         """Write the sums over all ranks to the step: its first micro-batch then has the loss and score of all."""
-        told = self._told.pop(id(step), None)
+        told = self._close_totals.pop(id(step), None)
         if told is None:
             return
         handle, sums = told
@@ -267,23 +267,23 @@ class Totals:
     def forget(self) -> None:
         """Drop pending sums."""
         self._under_way = None
-        self._told.clear()
+        self._close_totals.clear()
 
 
 class ReplicaActions(Actions):
     """`Actions` of one of several replicas; micro-batches without samples on this rank are skipped."""
 
     def __init__(
-        self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch, *,
+        self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, observer: Observer, *,
         buckets: Buckets, totals: Totals,
     ) -> None:  # fmt: skip
-        super().__init__(stages, loss, optimizer, clip_norm, watch)
+        super().__init__(stages, loss, optimizer, clip_norm, observer)
         self.buckets, self.totals = buckets, totals
         self._holders = Counter(name for stage in stages.all for name in set(stage.parameters.values()))
         self._ended = 0  # micro-batches whose loss is known
         self._left: dict[str, int] = {}  # of each parameter, how many W its gradient still lacks
 
-    def forward(self, number: int, m: int, count: int) -> Run:
+    def forward(self, number: int, m: int, count: int) -> StepFunction:
         """F; the last stage's shares the loss with the other ranks."""
         run = self._drawing(number, m, _unless_empty(super().forward(number, m, count), m))
         if number < len(self.stages) - 1:
@@ -294,14 +294,14 @@ class ReplicaActions(Actions):
                 self.share(step)
             run(step)
             if len(step.batches[m][1]) and step.later is None:
-                score = self.watch.score(step.predictions[m], step.targets[m])
+                score = self.observer.score(step.predictions[m], step.targets[m])
                 step.scores[m] = None if score is None else (float(score[0]), float(score[1]))
             if m == count - 1 and step.update is None:  # the last micro-batch is empty
                 step.update = self.optimizer.begin()
             self._ended += 1
             if self._ended == len(step.batches):
                 self._ended = 0
-                self.totals.tell(step)
+                self.totals.begin_sums(step)
 
         return last
 
@@ -310,7 +310,7 @@ class ReplicaActions(Actions):
         step.sums = self.summed is not None
         self.totals.share(step)
 
-    def _drawing(self, number: int, m: int, run: Run) -> Run:
+    def _drawing(self, number: int, m: int, run: StepFunction) -> StepFunction:
         """Return `run`, an F, in which layers draw this rank's rows of one worker's draws for all samples."""
         layer = self.stages[number].layer
         generators = layer.generators() if hasattr(layer, "generators") else {}
@@ -340,15 +340,15 @@ class ReplicaActions(Actions):
 
         return draw
 
-    def input_grad(self, number: int, m: int) -> Run:
+    def input_grad(self, number: int, m: int) -> StepFunction:
         """I."""
         return _unless_empty(super().input_grad(number, m), m)
 
-    def scan(self, m: int) -> Run:
+    def scan(self, m: int) -> StepFunction:
         """All I of a micro-batch at once."""
         return _unless_empty(super().scan(m), m)
 
-    def weight_grad(self, number: int, m: int) -> Run:
+    def weight_grad(self, number: int, m: int) -> StepFunction:
         """W; gradients that are complete with it go to their buckets."""
         run = _unless_empty(super().weight_grad(number, m), m)
         names = dict.fromkeys(self.stages[number].parameters.values())
@@ -366,7 +366,7 @@ class ReplicaActions(Actions):
 
         return replica
 
-    def weight_grad_and_update(self, number: int, m: int, names: Sequence[str]) -> Run:
+    def weight_grad_and_update(self, number: int, m: int, names: Sequence[str]) -> StepFunction:
         """W and U, one after the other: the update is made with the gradient of all ranks."""
         return in_sequence(self.weight_grad(number, m), self.update(names, gathered=False))
 
@@ -376,13 +376,13 @@ class ReplicaActions(Actions):
             self.buckets.wait_all()
             super().gather(step)
 
-    def use(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
+    def apply_update(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
         """Update some parameters, in the order in which their gradients arrive."""
         for some in self.buckets.arriving(names):
-            super().use(step, some, gathered=gathered and self.clip_norm is not None)
+            super().apply_update(step, some, gathered=gathered and self.clip_norm is not None)
 
 
-def _unless_empty(run: Run, m: int) -> Run:
+def _unless_empty(run: StepFunction, m: int) -> StepFunction:
     """Return `run`, skipped for micro-batches without samples on this rank."""
 
     def replica(step: Step) -> None:
@@ -507,7 +507,7 @@ class ShardedActions(ReplicaActions):
         self._look_at(step, self.stages.names, grads)
         self._clip(step, grads)
 
-    def use(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
+    def apply_update(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
         """Update the buckets of some parameters, unless they are updated already."""
         buckets = self.buckets.holding(name for name in names if name in step.grads)
         grads = self.buckets.summed(buckets)
@@ -539,7 +539,7 @@ class ShardedActions(ReplicaActions):
         step.squares.update(found)
         wrong = {name: np.float64(square) for name, square in found.items() if not math.isfinite(square)}
         if wrong:
-            self.watch.gradients(step, wrong)
+            self.observer.gradients(step, wrong)
 
 
 def gathered(optimizer: PieceOptimizer, buckets: ShardedBuckets, *, keep: bool) -> None:
@@ -585,8 +585,8 @@ class ReplicaExecutor(PlainExecutor):
 
     Parameters
     ----------
-    model, loss, optimizer, clip_norm, watch
-        As for `PlainExecutor`; the same on all ranks, except for `watch`.
+    model, loss, optimizer, clip_norm, observer
+        As for `PlainExecutor`; the same on all ranks, except for `observer`.
     schedule
         Of one worker and one stream, with one S per stage, on that stream or a separate one, and one update per step.
     transport
@@ -617,12 +617,12 @@ class ReplicaExecutor(PlainExecutor):
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, transport: Transport, *,
-        clip_norm: float | None = None, watch: Watch | None = None, sharded: bool = False,
+        clip_norm: float | None = None, observer: Observer | None = None, sharded: bool = False,
     ) -> None:  # fmt: skip
         self.sharded = check_flag("sharded", sharded)
         validate(schedule)
         self.transport = transport
-        self._sent, self._blocking, compute = _apart(schedule)
+        self._sent, self._blocking, compute = _without_syncs(schedule)
         self._totals, self._optimizer = Totals(transport), optimizer
         self._failed: str | None = None
         self._pieces: PieceOptimizer | None = None
@@ -635,24 +635,24 @@ class ReplicaExecutor(PlainExecutor):
         first, *_ = check_same(transport, facts | checksums(trained_parameters(model, optimizer)), states)
         for name, generator in generators.items():
             generator.bit_generator.state = first[name]
-        super().__init__(model, loss, optimizer, compute, clip_norm=clip_norm, watch=watch)
+        super().__init__(model, loss, optimizer, compute, clip_norm=clip_norm, observer=observer)
         self.schedule = schedule
         if schedule.graph.first == "U" and clip_norm is None:
             self._late = True  # the sums of a step arrive, and are checked, within the next one
 
-    def _make_actions(self, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch) -> Actions:
+    def _make_actions(self, loss: Any, optimizer: Any, clip_norm: float | None, observer: Observer) -> Actions:
         params = trained_parameters(self.stages.model, optimizer)
         names = self.stages.updated_at(self._sent, last=True)  # a parameter that several stages share: with the last
         sent = {name: params[name] for stage in self._sent for name in names.get(stage, ())}
-        parts = parted(sent, *self._times(), self.bucket_bytes)
+        parts = bucket_names(sent, *self._times(), self.bucket_bytes)
         kind = ShardedBuckets if self.sharded else Buckets
         self.buckets = kind(params, parts, self.transport, blocking=self._blocking)
         rest: Any = {"buckets": self.buckets, "totals": self._totals}
         if not isinstance(self.buckets, ShardedBuckets):
-            return ReplicaActions(self.stages, loss, optimizer, clip_norm, watch, **rest)
+            return ReplicaActions(self.stages, loss, optimizer, clip_norm, observer, **rest)
         pieces = {name: piece for bucket in self.buckets.all for name, piece in bucket.bounds.items()}
         self._pieces = PieceOptimizer(optimizer, pieces)
-        return ShardedActions(self.stages, loss, self._pieces, clip_norm, watch, **rest)
+        return ShardedActions(self.stages, loss, self._pieces, clip_norm, observer, **rest)
 
     def gather_state(self, *, everywhere: bool = False) -> None:
         """Gather the optimizer's state for now, on rank 0 or everywhere, and take over rank 0's running statistics.
@@ -710,12 +710,12 @@ class ReplicaExecutor(PlainExecutor):
             return super().step(batches, tag)
 
     def _step(self, batches: Sequence[Batch], tag: Any) -> list[Step]:
-        return self._told(super()._step(batches, tag))
+        return self._close_totals(super()._step(batches, tag))
 
     def _finish(self) -> list[Step]:
-        return self._told(super()._finish())
+        return self._close_totals(super()._finish())
 
-    def _told(self, steps: list[Step]) -> list[Step]:
+    def _close_totals(self, steps: list[Step]) -> list[Step]:
         for step in steps:
             self._totals.close(step)
         return steps
@@ -742,7 +742,7 @@ class ReplicaExecutor(PlainExecutor):
         self._totals.forget()
 
 
-def _apart(schedule: Schedule) -> tuple[list[int], bool, Schedule]:
+def _without_syncs(schedule: Schedule) -> tuple[list[int], bool, Schedule]:
     """Return the stages in the order of their S, whether S block, and the schedule without them."""
     lanes = [lane for lane in schedule.lanes if any(part.kind == "S" for part in parts_in(lane))]
     if not schedule.graph.synchronised or len(lanes) > 1:
@@ -820,11 +820,11 @@ class ReverseFirstKExecutor(SearchingExecutor):
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, transport: Transport, *, clip_norm: float | None = None,
-        watch: Watch | None = None, sharded: bool = False, steps: int = MEASURED,
+        observer: Observer | None = None, sharded: bool = False, steps: int = MEASURED,
     ) -> None:  # fmt: skip
         self._parts = model, loss, optimizer
         self._options: dict[str, Any] = {
-            "transport": transport, "clip_norm": clip_norm, "watch": watch, "sharded": sharded,
+            "transport": transport, "clip_norm": clip_norm, "observer": observer, "sharded": sharded,
         }  # fmt: skip
         self.transport, self._wanted, self._left = transport, steps, steps + 1
         self.k: int | None = None

@@ -14,9 +14,9 @@ from typing import Any
 from sparsebp.core import backend, threads
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.core.locks import cached_property
-from sparsebp.runtime.actions import Batch, Stages, Step, Watch, trained_parameters
+from sparsebp.runtime.actions import Batch, Observer, Stages, Step, trained_parameters
 from sparsebp.runtime.executor import Executor, PlainExecutor
-from sparsebp.runtime.measure import TimedExecutor, alone_schedule, costs_alone, costs_beside
+from sparsebp.runtime.measure import TimedExecutor, concurrent_costs, isolated_costs, isolated_schedule
 from sparsebp.schedule import Costs, Schedule, simulate, write_costs, write_csv
 from sparsebp.schedule.builders import conventional, out_of_order, two_stream_list
 
@@ -30,7 +30,7 @@ _REGIONS = (4, 8, 16)
 
 
 @dataclass(frozen=True)
-class Trial:
+class ScheduleTrial:
     """A schedule of a step, and how long one of its steps takes."""
 
     name: str  # in tables, see `all_schedules`
@@ -40,7 +40,7 @@ class Trial:
     seconds: float = math.inf
     slowest: float = 0.0
 
-    def measured(self, seconds: float) -> Trial:
+    def measured(self, seconds: float) -> ScheduleTrial:
         """Return the trial with one more round of `seconds` a step."""
         return replace(self, seconds=min(self.seconds, seconds), slowest=max(self.slowest, seconds))
 
@@ -59,12 +59,12 @@ class FoundSchedule:
         The bound for `memory`.
     """
 
-    trials: tuple[Trial, ...]
+    trials: tuple[ScheduleTrial, ...]
     costs: Costs
     memory_ratio: float
 
     @cached_property
-    def fastest(self) -> Trial:
+    def fastest(self) -> ScheduleTrial:
         """The fastest trial below the memory ratio; the first of equals.
 
         The conventional one stays unless another's worst round is faster than its best: between near equals, noise
@@ -109,11 +109,11 @@ class FoundSchedule:
         write_costs(self.costs, self.schedule, folder / COSTS_NAME)
 
 
-def candidates(size: dict[str, Any], costs: Costs, memory_ratio: float) -> list[Trial]:
+def candidates(size: dict[str, Any], costs: Costs, memory_ratio: float) -> list[ScheduleTrial]:
     """Return the schedules to measure: the conventional one, and all of `all_schedules` below the ratio."""
     found = all_schedules(size, costs, memory_ratio)
     peaks = {name: simulate(schedule, costs).peak for name, schedule in found.items()}
-    trials = [Trial(name, found[name], _share(peak, peaks["conventional"])) for name, peak in peaks.items()]
+    trials = [ScheduleTrial(name, found[name], _share(peak, peaks["conventional"])) for name, peak in peaks.items()]
     least = min(trial.memory for trial in trials)
     if least > memory_ratio:
         raise MemoryLimitError("No schedule of a step stays below the memory ratio", got=memory_ratio,
@@ -155,7 +155,7 @@ MEASURED = 5
 """Steps measured on one stream, and as many on two; one before each is not."""
 ROUNDS = 3
 """How often every candidate is measured, in turn."""
-HOPELESS = 1.25
+WORTH_REMEASURING = 1.25
 """Candidates this much slower than the fastest are not measured again, except the conventional schedule: a pause of the
 machine in its only round would make another one seem faster."""
 MEMORY_RATIO = 1.1
@@ -211,7 +211,7 @@ class OutOfOrderExecutor(SearchingExecutor):
 
     Parameters
     ----------
-    model, loss, optimizer, watch
+    model, loss, optimizer, observer
         As for `PlainExecutor`.
     memory_ratio
         Bound for the simulated peak of memory, as a multiple of the conventional schedule's.
@@ -236,13 +236,14 @@ class OutOfOrderExecutor(SearchingExecutor):
     """
 
     def __init__(
-        self, model: Any, loss: Any, optimizer: Any, *, watch: Watch | None = None, memory_ratio: float = MEMORY_RATIO,
-        steps: int = MEASURED, graph: bool | None = False, clock: Callable[[], float] = time.perf_counter,
+        self, model: Any, loss: Any, optimizer: Any, *, observer: Observer | None = None,
+        memory_ratio: float = MEMORY_RATIO, steps: int = MEASURED, graph: bool | None = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self.stages = Stages(model, trained_parameters(model, optimizer))
         self.found: FoundSchedule | None = None
         self.costs: Costs | None = None
-        self._parts, self._watch = (model, loss, optimizer), watch
+        self._parts, self._observer = (model, loss, optimizer), observer
         self._ratio, self._wanted, self._graph, self._clock = memory_ratio, steps, graph, clock
         self._samples: int | None = None
         self._on_host = backend.is_host(backend.namespace(next(iter(model.parameters().values()))))
@@ -259,17 +260,17 @@ class OutOfOrderExecutor(SearchingExecutor):
 
     def _searching(self) -> _Search:
         """Yield the executor of the next steps, and how many of them count; receive their seconds."""
-        alone = self._timed(alone_schedule(self.stages))
+        alone = self._timed(isolated_schedule(self.stages))
         yield alone, self._wanted
-        self.costs = costs_alone(alone)
+        self.costs = isolated_costs(alone)
         beside = self._timed(two_stream_list(**self._size, costs=self.costs))
         yield beside, self._wanted
-        self.costs = costs_beside(beside, self.costs)
+        self.costs = concurrent_costs(beside, self.costs)
         trials = candidates(self._size, self.costs, self._ratio)
         for _ in range(ROUNDS):
             fastest = min(trial.seconds for trial in trials)
             for number, trial in enumerate(trials):
-                if number > 0 and trial.seconds > HOPELESS * fastest:  # the first is the reference
+                if number > 0 and trial.seconds > WORTH_REMEASURING * fastest:  # the first is the reference
                     continue
                 seconds = yield self._plain(trial.schedule), -(-self._wanted // ROUNDS)
                 trials[number] = trial.measured(fmean(seconds))
@@ -309,10 +310,10 @@ class OutOfOrderExecutor(SearchingExecutor):
         return done
 
     def _timed(self, schedule: Schedule) -> TimedExecutor:
-        return TimedExecutor(*self._parts, schedule, watch=self._watch)
+        return TimedExecutor(*self._parts, schedule, observer=self._observer)
 
     def _plain(self, schedule: Schedule) -> PlainExecutor:
-        return PlainExecutor(*self._parts, schedule, watch=self._watch, graph=self._graph)
+        return PlainExecutor(*self._parts, schedule, observer=self._observer, graph=self._graph)
 
     def flush(self, *, wait: bool = True) -> list[Step]:
         """Finish the last step; see `PlainExecutor.flush`."""

@@ -13,7 +13,7 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.data import ArrayDataset, BitstreamDataset, ImageDataset, WithPositions
 from sparsebp.patterns.pattern import DeviceCopies
-from sparsebp.runtime.launch import checksum, names_of_groups, options_of
+from sparsebp.runtime.agreement import checksum, names_of_groups, options_of
 from sparsebp.train.state import TrainingState
 
 _COMPARED = 64

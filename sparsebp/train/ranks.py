@@ -12,7 +12,7 @@ import numpy as np
 from sparsebp.comm.transport import Transport
 from sparsebp.core.errors import OptionError
 from sparsebp.runtime.actions import buffers_of, trained_parameters
-from sparsebp.runtime.launch import check_same, checksums, collective_call, exchange, names_of_groups, options_of
+from sparsebp.runtime.agreement import check_same, checksums, collective_call, exchange, names_of_groups, options_of
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.files import to_csv
 from sparsebp.train.callbacks import Callback

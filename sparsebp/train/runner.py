@@ -17,7 +17,7 @@ from sparsebp.core.check import Array
 from sparsebp.core.errors import NonFiniteError, OptionError
 from sparsebp.nn.loss import DEFAULT_IGNORED
 from sparsebp.optim.lr_schedules import reads_model
-from sparsebp.runtime.actions import Batch, Stages, Step, Watch, trained_parameters
+from sparsebp.runtime.actions import Batch, Observer, Stages, Step, trained_parameters
 from sparsebp.runtime.search import OutOfOrderExecutor
 from sparsebp.runtime.streams import LENGTHS
 from sparsebp.train.evaluation import count_right
@@ -43,7 +43,7 @@ _PART_NAMES = ("model", "loss", "optimizer", "clip_norm", "accumulate", "fusion"
 _PARTS = attrgetter(*_PART_NAMES)
 
 
-class Runner(Watch):
+class Runner(Observer):
     """Runs steps and records each in the history, then calls `on_step`, once its numbers are known."""
 
     def __init__(self, run: TrainingState, on_step: Callable[[History], None] = lambda history: None) -> None:

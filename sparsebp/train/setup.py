@@ -13,7 +13,7 @@ from sparsebp.core.errors import OptionError
 from sparsebp.nn.loss import check_mean
 from sparsebp.optim import Predictor
 from sparsebp.optim.lr_schedules import ChainedScheduler, ReduceLROnPlateau, with_parts
-from sparsebp.runtime.actions import Stages, Watch
+from sparsebp.runtime.actions import Observer, Stages
 from sparsebp.runtime.executor import Executor, PlainExecutor
 from sparsebp.runtime.pipeline import PipelineExecutor
 from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
@@ -176,16 +176,16 @@ def _is_of(schedule: Schedule, stages: Stages) -> bool:
     return (len(stages), 1, stages.unweighted) == (graph.stages, graph.microbatches, graph.unweighted)
 
 
-def executor_of(run: TrainingState, stages: Stages, watch: Watch) -> Executor:
+def executor_of(run: TrainingState, stages: Stages, observer: Observer) -> Executor:
     """Return the executor of a training's steps, by the schedule that its options name."""
     parts, transport = (run.model, run.loss, run.optimizer), run.transport
-    clips: dict[str, Any] = {"clip_norm": run.clip_norm, "watch": watch}
+    clips: dict[str, Any] = {"clip_norm": run.clip_norm, "observer": observer}
     if transport is not None and run.schedule == FIRST_K:
         _check_heeded(run, replicas=True, asynchronous=False)
         return ReverseFirstKExecutor(*parts, transport, **clips, sharded=run.sharded)
     found = _earlier_schedule(run, stages) if run.schedule == "ooo" else None
     if run.schedule == "ooo" and found is None:
-        return OutOfOrderExecutor(*parts, watch=watch, memory_ratio=run.memory_ratio, graph=run.graph)
+        return OutOfOrderExecutor(*parts, observer=observer, memory_ratio=run.memory_ratio, graph=run.graph)
     ranks = 1 if transport is None else transport.size
     schedule = found or schedule_of(stages, run.fusion, run.accumulate, run.schedule, ranks)
     graph = schedule.graph

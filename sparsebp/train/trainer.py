@@ -18,7 +18,7 @@ from sparsebp.nn.stream import CarriedState
 from sparsebp.optim import Predictor
 from sparsebp.optim.lr_schedules import EpochLoss, reads_model, takes_metric
 from sparsebp.runtime.actions import check_even, trained_parameters
-from sparsebp.runtime.launch import collective_call
+from sparsebp.runtime.agreement import collective_call
 from sparsebp.runtime.pipeline import Note
 from sparsebp.runtime.search import MEMORY_RATIO
 from sparsebp.schedule import Schedule

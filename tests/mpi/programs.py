@@ -164,7 +164,7 @@ def signalled(transport: Transport | None) -> None:
 
 def interrupted_unheard(transport: Transport) -> None:
     """Rank 0 ends by a status of its own, as ``sparsebp`` does, while rank 1 hears nothing for a minute."""
-    from sparsebp.runtime.launch import speaks, take_leave
+    from sparsebp.runtime.launch import announce_exit, reports_error
 
     transport.barrier()
     if transport.rank:
@@ -172,8 +172,8 @@ def interrupted_unheard(transport: Transport) -> None:
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt as error:
-        speaks(error)
-        take_leave(143)
+        reports_error(error)
+        announce_exit(143)
         raise SystemExit(143) from None
 
 

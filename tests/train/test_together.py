@@ -76,7 +76,7 @@ def test_weight_gradients_that_can_begin_run_in_one_call(monkeypatch, what, toge
         return found[-1][1]
 
     monkeypatch.setattr(Actions, "weight_grads", spy)
-    monkeypatch.setattr(streams, "BYTES_TOGETHER", 0 if what == "too large" else 1 << 21)
+    monkeypatch.setattr(streams, "MOST_JOINED_BYTES", 0 if what == "too large" else 1 << 21)
     order = side_by_side(made())
     state, norm, spans = trained(made(), order, timed)
     assert found == ([] if together is None else [((1, 3), together and dense.is_numpys())] * 3)
