@@ -28,8 +28,7 @@ from sparsebp.core.check import Array
 from sparsebp.core.tables import Column
 from sparsebp.core.threads import most_threads, set_threads
 from sparsebp.core.timing import Timing, ratio
-from sparsebp.runtime.actions import StepFunction
-from sparsebp.runtime.actions import Stages, Step
+from sparsebp.runtime.actions import Stages, Step, StepFunction
 from sparsebp.runtime.pipeline import PipelineExecutor
 from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
 from sparsebp.runtime.time_parallel import TimeParallel, stretch
