@@ -161,12 +161,13 @@ class _RunEnd:
         def leave_at_once(status: int) -> NoReturn:
             at_once(self.status_at_exit(status) if os.getpid() == own else status)  # children are not affected
 
+        # Python calls nothing at `os._exit`, and MPICH's `mpiexec` then ends the others, in the middle of their work,
+        # without a word and with this rank's status: 0 would pass for a success.
         sys.excepthook, os._exit = hook, leave_at_once
         atexit.register(self.leave)  # before MPI's own end, which waits for all ranks forever
 
     def status_at_exit(self, status: int) -> int:
-        """Return the status for ``os._exit``, which `leave` and MPI do not see: not 0 if others still work."""
-        # `mpiexec` ends those at once, and reports that status.
+        """Return the status for ``os._exit``: not 0 if others still work."""
         peers = self._transport.peers
         if len(peers.ends) == peers.size:  # all have told their end
             return status

@@ -702,8 +702,10 @@ class PipelineExecutor(Executor):
         check_complete(self._actions.optimizer, self.stages)
         self._failed = True
         steps = self._new(batches, tag)
-        # The shapes inside the model follow from these. Arrays of samples on a device are not read for their checksums.
+        # The shapes inside the model follow from these.
         self._p2p.begin([tuple((x.shape, x.dtype.str) for x in (batch[0], *batch[2:])) for batch in batches])
+        # The first stage has one rank's inputs, the last one another's targets, which must be of the same samples.
+        # Arrays on a device are not read for that.
         self._samples = [checksum(part) for batch in batches for part in batch if isinstance(part, np.ndarray)]
         program = self._compiled(len(batches))
         self._versions.begin(program.ahead)

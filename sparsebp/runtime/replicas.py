@@ -632,6 +632,7 @@ class ReplicaExecutor(PlainExecutor):
             "the layers that draw random numbers": sorted(generators),
         }  # fmt: skip
         states = {name: generator.bit_generator.state for name, generator in generators.items()}
+        # Gradients are averaged, but never parameters: those that differ would do so to the end.
         first, *_ = check_same(transport, facts | checksums(trained_parameters(model, optimizer)), states)
         for name, generator in generators.items():
             generator.bit_generator.state = first[name]

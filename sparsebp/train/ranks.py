@@ -34,6 +34,7 @@ def tell_on_rank_0(run: TrainingState, event: str, tell: Callable[[], None]) -> 
         return
     arrays = run.model.parameters() | buffers_of(run.model)
     generators = generators_of(run.model)
+    # Checksums tell what a callback has changed: most change nothing, and then nothing is sent, also at every step.
     before = (checksums(arrays), options_of(run.optimizer)) if transport.rank == 0 else ({}, [])
     given = _told(run) if transport.rank == 0 else {}
     held = names_of_groups(run.optimizer)
