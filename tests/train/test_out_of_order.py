@@ -84,6 +84,9 @@ def test_the_schedule_is_saved_and_used_again(tmp_path):
     first = again.found_schedule
     again.fit(data, epochs=1, batch_size=5)
     assert again.found_schedule is first and again.current_schedule is first.schedule
+    again.schedule, again.fusion = "conventional", "forward"  # no longer what was found
+    again.fit(data, epochs=1, batch_size=5)
+    assert again.current_schedule.graph.first == "U"
     other, images = trainer_of("conv", checkpoint_dir=tmp_path)  # another model in the same folder
     other.fit(images, epochs=1, batch_size=5, overwrite=True)
     assert other.current_schedule.name.startswith("conventional")
