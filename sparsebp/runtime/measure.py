@@ -214,8 +214,9 @@ def measured_costs(spans: Iterable[Span], stages: tuple[StageBytes, ...]) -> Cos
 
 def measured_slowdowns(spans: Iterable[Span], schedule: Schedule, costs: Costs) -> Slowdowns:
     """Return how much slower every action of a schedule of two streams runs while the other stream is busy."""
-    # An action that takes D seconds, O of them overlapped, and A alone satisfies `A = D - O + O / slowdown`. A short
-    # overlap says little, so each action is taken to have done a quarter more, slowed down like all of them together.
+    # An action that takes D seconds, O of them overlapped, and A by itself satisfies `A = D - O + O / slowdown`. A
+    # short overlap says little, so each action is taken to have done a quarter more, slowed down like all of them
+    # together.
     lanes: list[list[Span]] = [[], []]
     for span in sorted(spans, key=lambda span: span.start):
         lanes[schedule.places[span.action][0]].append(span)
@@ -226,20 +227,22 @@ def measured_slowdowns(spans: Iterable[Span], schedule: Schedule, costs: Costs) 
             measured[span.action].append((span.end - span.start, _overlap(span, other, bisect(ends, span.start))))
     # Medians ignore pauses of the machine.
     known = {
-        action: (median(t for t, _ in times), median(beside for _, beside in times), costs.duration(action))
+        action: (median(t for t, _ in times), median(concurrent for _, concurrent in times), costs.duration(action))
         for action, times in measured.items()
     }
-    lasted, beside, by_itself = (sum(times) for times in zip(*known.values(), strict=True))
-    every = _slowdown(lasted, beside, by_itself)
+    lasted, concurrent, isolated = (sum(times) for times in zip(*known.values(), strict=True))
+    every = _slowdown(lasted, concurrent, isolated)
     entries = {_key(action): _slowdown(*times, every) for action, times in known.items()}
     return Slowdowns(dict.fromkeys("FIWU", every) | entries)
 
 
-def _slowdown(lasted: float, beside: float, alone: float, every: float = 0.0) -> float:
-    done = beside - (lasted - alone)
+def _slowdown(lasted: float, concurrent: float, isolated: float, every: float = 0.0) -> float:
+    done = concurrent - (lasted - isolated)
     if every:
-        beside, done = beside + every * alone / 4, done + alone / 4
-    return min(LARGEST_SLOWDOWN, max(1.0, beside / done)) if done > 0 else LARGEST_SLOWDOWN if beside > 0 else 1.0
+        concurrent, done = concurrent + every * isolated / 4, done + isolated / 4
+    return (
+        min(LARGEST_SLOWDOWN, max(1.0, concurrent / done)) if done > 0 else LARGEST_SLOWDOWN if concurrent > 0 else 1.0
+    )
 
 
 def _key(action: Action) -> str:

@@ -25,7 +25,7 @@ from sparsebp.schedule.builders import conventional, out_of_order, two_stream_li
 SCHEDULE_NAME = "schedule.csv"
 COSTS_NAME = "costs.json"
 REPEATED = 3
-"""Simulated steps: one alone does not show how streams overlap at its ends."""
+"""Simulated steps: a single one does not show how streams overlap at its ends."""
 _REGIONS = (4, 8, 16)
 
 
@@ -260,12 +260,12 @@ class OutOfOrderExecutor(SearchingExecutor):
 
     def _searching(self) -> _Search:
         """Yield the executor of the next steps, and how many of them count; receive their seconds."""
-        alone = self._timed(isolated_schedule(self.stages))
-        yield alone, self._wanted
-        self.costs = isolated_costs(alone)
-        beside = self._timed(two_stream_list(**self._size, costs=self.costs))
-        yield beside, self._wanted
-        self.costs = concurrent_costs(beside, self.costs)
+        isolated = self._timed(isolated_schedule(self.stages))
+        yield isolated, self._wanted
+        self.costs = isolated_costs(isolated)
+        concurrent = self._timed(two_stream_list(**self._size, costs=self.costs))
+        yield concurrent, self._wanted
+        self.costs = concurrent_costs(concurrent, self.costs)
         trials = candidates(self._size, self.costs, self._ratio)
         for _ in range(ROUNDS):
             fastest = min(trial.seconds for trial in trials)

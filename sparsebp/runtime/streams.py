@@ -243,10 +243,10 @@ class _Compiler:
         out: list[Task] = []
         for entry in lane:
             needs = [need for need in self._needs(entry.action) if need in self.stream_of]
-            beside = [need for need in needs if self.stream_of[need] != self.stream_of[entry.action]]
+            elsewhere = [need for need in needs if self.stream_of[need] != self.stream_of[entry.action]]
             # A forward waits for an update of the step before, everything else for its own step.
             before = entry.action.kind == "F"
-            waits = tuple((self.events.setdefault(need, len(self.events)), before) for need in beside)
+            waits = tuple((self.events.setdefault(need, len(self.events)), before) for need in elsewhere)
             names = tuple(self.names[entry.action.stage]) if entry.action.kind == "U" else ()
             task = Task(self._run(entry.action), entry.action, entry.old, waits, names=names)
             out.append(replace(task, joins=self._joins(entry)))

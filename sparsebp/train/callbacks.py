@@ -154,7 +154,7 @@ class ProgressBar(Callback):
 
 
 class _EpochLines(Callback):
-    """One line an epoch on standard error, where a bar cannot be drawn."""
+    """One line per epoch on standard error, where a bar cannot be drawn."""
 
     reads_model = False
 

@@ -138,7 +138,7 @@ def _outputs(
 
 def count_right(prediction: Array, target: Array, ignored: int | None) -> tuple[Array, Any] | None:
     """Return how many positions have the largest entry at the target, and of how many; None if there are no classes."""
-    # Classes are on axis 1, as losses have them, or last if only that fits. One number is no choice of a class.
+    # Classes are on axis 1, as losses have them, or last if only that fits. A single number does not choose a class.
     if target.dtype.kind not in "iu":
         return None
     xp, shape = backend.namespace(prediction), prediction.shape

@@ -15,8 +15,6 @@ from sparsebp.core.check import shown
 from sparsebp.core.errors import FileFormatError, needing
 from sparsebp.core.files import write_figure
 
-# The history of a run: one value a step and one record an epoch.
-
 STEP_FIELDS = ("loss", "accuracy", "grad_norm", "lr", "seconds")
 WEIGHTS = ("loss_weight", "accuracy_weight")
 _OF_RECORDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float,), "float | None": (float, type(None))}
