@@ -22,7 +22,7 @@ from sparsebp.train.state import TrainingState, generators_of
 # What the other ranks take over from rank 0.
 
 
-def tell_on_rank_0(run: TrainingState, event: str, tell: Callable[[], None]) -> None:
+def notify_on_rank_0(run: TrainingState, event: str, tell: Callable[[], None]) -> None:
     """Tell the callbacks of rank 0 of an event, and give all ranks their changes.
 
     Callbacks may change parameters, running statistics and the optimizer's options, and draw from random generators.
@@ -36,7 +36,7 @@ def tell_on_rank_0(run: TrainingState, event: str, tell: Callable[[], None]) -> 
     generators = generators_of(run.model)
     # Checksums tell what a callback has changed: most change nothing, and then nothing is sent, also at every step.
     before = (checksums(arrays), options_of(run.optimizer)) if transport.rank == 0 else ({}, [])
-    given = _told(run) if transport.rank == 0 else {}
+    given = _options_of_rank(run) if transport.rank == 0 else {}
     held = names_of_groups(run.optimizer)
     tell()
     if names_of_groups(run.optimizer) != held:
@@ -45,7 +45,7 @@ def tell_on_rank_0(run: TrainingState, event: str, tell: Callable[[], None]) -> 
                           remedy="Call add_param_group on every rank, before fit")  # fmt: skip
     changed: tuple[list[str], Any, dict[str, Any]] = [], None, {}
     if transport.rank == 0:
-        others = [name for name, option in _told(run).items() if option != given.get(name)]
+        others = [name for name, option in _options_of_rank(run).items() if option != given.get(name)]
         if others:
             raise OptionError("A callback has changed options on one of several ranks", expected="changes of "
                               "parameters, statistics or the optimizer's options", got=f"of {', '.join(others)}",
@@ -66,7 +66,7 @@ def tell_on_rank_0(run: TrainingState, event: str, tell: Callable[[], None]) -> 
             run.optimizer.lr = options[0]["lr"]
 
 
-def _told(run: TrainingState) -> dict[str, Any]:
+def _options_of_rank(run: TrainingState) -> dict[str, Any]:
     """Return the options and modes that callbacks cannot change on one of several ranks."""
     modules = dict(run.model.modules()) if hasattr(run.model, "modules") else {}
     options = options_given(run) | {f"the mode of {name or 'the model'}": m.training for name, m in modules.items()}
@@ -75,7 +75,7 @@ def _told(run: TrainingState) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def telling(transport: Transport | None) -> Iterator[None]:
+def aborting_others(transport: Transport | None) -> Iterator[None]:
     """Abort the other ranks at an error, unless all ranks raise it: they can then go on with the same transport."""
     try:
         yield

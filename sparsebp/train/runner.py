@@ -21,7 +21,7 @@ from sparsebp.runtime.actions import Batch, Observer, Stages, Step, trained_para
 from sparsebp.runtime.search import OutOfOrderExecutor
 from sparsebp.runtime.streams import LENGTHS
 from sparsebp.train.evaluation import count_right
-from sparsebp.train.history import History
+from sparsebp.train.history import EpochRecord, Evaluation, History
 from sparsebp.train.nonfinite import CLEAN, Origin, loss_error, nonfinite, uncounted_error
 from sparsebp.train.setup import executor_of
 from sparsebp.train.state import TrainingState
@@ -160,6 +160,13 @@ class Runner(Observer):
             self._recorded = now
             if tell:
                 self._on_step(self.run.history)
+
+    def end_epoch(self, steps: int, validation: Evaluation | None) -> EpochRecord:
+        """Record the end of an epoch of `steps` steps; their seconds are rank 0's on all ranks."""
+        history, transport = self.run.history, self.run.transport
+        if transport is not None:
+            history.seconds[-steps:] = transport.broadcast(history.seconds[-steps:])
+        return history.end_epoch(steps, validation)
 
     def score(self, prediction: Array, target: Array) -> tuple[Array, Any] | None:
         """Return how many positions have the largest entry at the target, and of how many."""

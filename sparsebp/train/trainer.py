@@ -32,7 +32,7 @@ from sparsebp.train.history import EpochRecord, Evaluation, History
 from sparsebp.train.identity import fingerprint, options_given
 from sparsebp.train.loader import Loader
 from sparsebp.train.monitors import ModelCheckpoint
-from sparsebp.train.ranks import agree, tell_on_rank_0, telling
+from sparsebp.train.ranks import aborting_others, agree, notify_on_rank_0
 from sparsebp.train.runner import Runner
 from sparsebp.train.setup import (
     SCHEDULES,
@@ -218,7 +218,7 @@ class Trainer(TrainingState):
         )  # fmt: skip
         self._runner: Runner | None = None
         self._validation: dict[str, Any] = {}  # how batches of the validation set are made
-        self._left: dict[str, Any] | None = None  # the options as the last fit has left them
+        self._options_left: dict[str, Any] | None = None  # the options as the last fit has left them
         self._progress: tuple[Callback, ...] = ()
 
     def fit(
@@ -312,13 +312,13 @@ class Trainer(TrainingState):
             The folder cannot be written, another run is writing to it, or it holds an earlier run that is neither
             resumed nor overwritten.
         """
-        with telling(self.transport):
+        with aborting_others(self.transport):
             if self._runner is not None:
                 raise OptionError("This trainer is training already", expected="one fit at a time",
                                   got="fit within fit")  # fmt: skip
             batches = {"batch_size": batch_size, "drop_last": drop_last, "shuffle": shuffle, "stateful": stateful}
             training_set, held_out, shape, epochs = collective_call(
-                self.transport, lambda: self._asked(
+                self.transport, lambda: self._checked_arguments(
                     dataset, validation, lengths, epochs, batches, validation_batch_size, resume, overwrite, verbose
                 )
             )  # fmt: skip
@@ -334,19 +334,19 @@ class Trainer(TrainingState):
                 try:
                     return self._fit(training_set, held_out, epochs, shape, resume, overwrite)
                 finally:
-                    self._left = options_given(self)
+                    self._options_left = options_given(self)
 
     def _describe(self, dataset: Dataset | Loader, validation: Dataset | Loader | None) -> None:
         """Note what checkpoints say of the run: its options, as they were given, and its data."""
         now = options_given(self)
-        if now != self._left:  # else: as training has moved them, by a callback that sets the rate, say
+        if now != self._options_left:  # else: as training has moved them, by a callback that sets the rate, say
             self.options_given = now
         sets = {"training": dataset, "validation": validation}
         self.fingerprints = {
             f"{which}.{name}": numbers for which, some in sets.items() for name, numbers in fingerprint(some).items()
         }
 
-    def _asked(
+    def _checked_arguments(
         self, dataset: Any, validation: Any, lengths: Any, epochs: Any, batches: dict[str, Any], held_size: Any,
         resume: Any, overwrite: Any, verbose: Any,
     ) -> tuple[Dataset | Loader, Dataset | Loader | None, dict[str, Any], int]:  # fmt: skip
@@ -399,7 +399,7 @@ class Trainer(TrainingState):
         steps = dataset.steps if isinstance(dataset, Loader) else steps_of(shape)
         self.should_stop, self.validates = False, validation is not None
         self.replaces = overwrite or resumed is not None
-        collective_call(self.transport, self._introduce)
+        collective_call(self.transport, self._set_trainer)
         collective_call(self.transport, lambda: check_monitors(self))
         runner = self._runner = collective_call(self.transport, lambda: Runner(self, partial(self._tell, "step")))
         failed = True
@@ -422,7 +422,7 @@ class Trainer(TrainingState):
                 self._tell("close")
         return self.history
 
-    def _introduce(self) -> None:
+    def _set_trainer(self) -> None:
         for callback in self.callbacks if self.leads else ():
             if hasattr(callback, "set_trainer"):
                 callback.set_trainer(self)
@@ -537,10 +537,7 @@ class Trainer(TrainingState):
             if every is not None and runner.begun % every == 0 and steps != last:
                 self._save(epoch, steps, shape, dataset)
         self._check_parameters(epoch)
-        if self.transport is not None:
-            self.history.seconds[-steps:] = self.transport.broadcast(self.history.seconds[-steps:])  # rank 0's
-        result = None if validation is None else self._validated(validation)
-        record = self.history.end_epoch(steps, result)
+        record = runner.end_epoch(steps, None if validation is None else self._validated(validation))
         if takes_metric(self.lr_scheduler):
             self.lr_scheduler.step(EpochLoss(record.to_json()))
         self.position = shape | {"epoch": epoch + 1, "batch": 0}
@@ -638,4 +635,4 @@ class Trainer(TrainingState):
             for callback in (*self._progress, *self.callbacks) if self.leads else ():
                 getattr(callback, f"on_{event}")(*args)
 
-        tell_on_rank_0(self, event, tell)
+        notify_on_rank_0(self, event, tell)
