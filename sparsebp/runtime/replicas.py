@@ -625,7 +625,7 @@ class ReplicaExecutor(PlainExecutor):
         self._sent, self._blocking, compute = _without_syncs(schedule)
         self._totals, self._optimizer = Totals(transport), optimizer
         self._failed: str | None = None
-        self._pieces: PieceOptimizer | None = None
+        self._shard_optimizer: PieceOptimizer | None = None
         generators = model.generators() if hasattr(model, "generators") else {}
         facts = {
             "the schedule": (schedule.graph, [lane.cells for lane in schedule.lanes]), "clip_norm": clip_norm,
@@ -652,8 +652,8 @@ class ReplicaExecutor(PlainExecutor):
         if not isinstance(self.buckets, ShardedBuckets):
             return ReplicaActions(self.stages, loss, optimizer, clip_norm, observer, **rest)
         pieces = {name: piece for bucket in self.buckets.all for name, piece in bucket.bounds.items()}
-        self._pieces = PieceOptimizer(optimizer, pieces)
-        return ShardedActions(self.stages, loss, self._pieces, clip_norm, observer, **rest)
+        self._shard_optimizer = PieceOptimizer(optimizer, pieces)
+        return ShardedActions(self.stages, loss, self._shard_optimizer, clip_norm, observer, **rest)
 
     def gather_state(self, *, everywhere: bool = False) -> None:
         """Gather the optimizer's state for now, on rank 0 or everywhere, and take over rank 0's running statistics.
@@ -662,8 +662,8 @@ class ReplicaExecutor(PlainExecutor):
         """
         with self._failing():
             exchange(self.transport, {name: (0, array) for name, array in buffers_of(self.stages.model).items()})
-            if self._pieces is not None and isinstance(self.buckets, ShardedBuckets):
-                gathered(self._pieces, self.buckets, keep=everywhere or self.transport.rank == 0)
+            if self._shard_optimizer is not None and isinstance(self.buckets, ShardedBuckets):
+                gathered(self._shard_optimizer, self.buckets, keep=everywhere or self.transport.rank == 0)
 
     @property
     def state_bytes(self) -> int:
@@ -704,8 +704,8 @@ class ReplicaExecutor(PlainExecutor):
             raise TransportError("A step of this rank has failed before", expected="the same steps on all ranks",
                                  got=self._failed, remedy="Make a new executor on every rank")  # fmt: skip
         with self._failing():
-            if self._pieces is not None:
-                self._pieces.take()
+            if self._shard_optimizer is not None:
+                self._shard_optimizer.take()
             counts = self._actions.counts(targets_of(self.stages, batches)[1], deferred=self._defers_metrics)
             self._totals.open(batches, counts, self._optimizer)
             return super().step(batches, tag)
