@@ -143,8 +143,8 @@ def exchange(transport: Transport, arrays: Mapping[str, tuple[int, Array]]) -> N
             given = carrier.ascontiguousarray(backend.as_namespace(array, carrier))
             under_way += [(between.isend(given, to, TAG), given, None) for to in range(size) if to != rank]
         else:
-            room = carrier.empty(array.shape, array.dtype)
-            under_way.append((between.irecv(room, owner, TAG), room, array))
+            buffer = carrier.empty(array.shape, array.dtype)
+            under_way.append((between.irecv(buffer, owner, TAG), buffer, array))
     for handle, carried, target in under_way:
         handle.wait()
         if target is not None:

@@ -276,14 +276,14 @@ class P2PBuffers:
     ) -> Callable[[], list[Array]]:
         """Begin to send `own` to other ranks, and to receive what is like it; the result returns that of `makers`."""
         carried = None if own is None else self._carried(own)
-        rooms = {rank: self._carrier.empty(like.shape, like.dtype) for rank in others if rank in makers}
+        buffers = {rank: self._carrier.empty(like.shape, like.dtype) for rank in others if rank in makers}
         handles = [] if carried is None else [self._transport.isend(carried, rank, 0) for rank in others]
-        handles += [self._transport.irecv(room, rank, 0) for rank, room in rooms.items()]
+        handles += [self._transport.irecv(buffer, rank, 0) for rank, buffer in buffers.items()]
 
         def finish() -> list[Array]:
             for handle in handles:
                 handle.wait()
-            return [backend.as_namespace(rooms[rank], self._xp) if rank in rooms else own for rank in makers]
+            return [backend.as_namespace(buffers[rank], self._xp) if rank in buffers else own for rank in makers]
 
         return finish
 

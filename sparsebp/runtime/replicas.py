@@ -430,14 +430,14 @@ class ShardedBucket(Bucket):
             begin, length = self.slots[name]
             self.flat.reshape(self._rows)[:, begin : begin + length] = grad
         else:
-            for room, part in self._pairs(name, self.flat, grad.reshape(-1)):
-                room[...] = part
+            for slots, part in self._pairs(name, self.flat, grad.reshape(-1)):
+                slots[...] = part
         return self.flat
 
     def read(self, name: str, flat: Array, out: Array) -> None:
         """Write a parameter of `flat`, an array like the bucket's, to `out`, C-contiguous."""
-        for room, part in self._pairs(name, flat, out.reshape(-1)):
-            part[...] = room
+        for slots, part in self._pairs(name, flat, out.reshape(-1)):
+            part[...] = slots
 
     def _pairs(self, name: str, flat: Array, values: Array) -> Iterator[tuple[Array, Array]]:
         """Yield views of a parameter in `flat` and the matching `values`: all full rows, then the rest."""
@@ -445,10 +445,10 @@ class ShardedBucket(Bucket):
         if length == 0:
             return
         full, rest = divmod(values.size, length)
-        room = flat.reshape(self._rows)[:, begin : begin + length]
-        yield room[:full], values[: full * length].reshape(full, length)
+        slots = flat.reshape(self._rows)[:, begin : begin + length]
+        yield slots[:full], values[: full * length].reshape(full, length)
         if rest:
-            yield room[full, :rest], values[full * length :]
+            yield slots[full, :rest], values[full * length :]
 
 
 class ShardedBuckets(Buckets):
