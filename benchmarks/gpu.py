@@ -37,7 +37,8 @@ from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.spec import Kernels
 from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.executor import Executor, all_schedules
+from sparsebp.runtime.executor import PlainExecutor as Executor
+from sparsebp.runtime.search import all_schedules
 from sparsebp.scan.rules import choose_recurrent_backward
 from sparsebp.schedule import Schedule
 from sparsebp.train.setup import schedule_of

@@ -28,8 +28,7 @@ from sparsebp.core.check import Array
 from sparsebp.core.tables import Column
 from sparsebp.core.threads import most_threads, set_threads
 from sparsebp.core.timing import Timing, ratio
-from sparsebp.runtime.actions import Run as actions_Run
-from sparsebp.runtime.actions import Stages, Step
+from sparsebp.runtime.actions import Stages, Step, StepFunction
 from sparsebp.runtime.pipeline import PipelineExecutor
 from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
 from sparsebp.runtime.time_parallel import TimeParallel, stretch
@@ -237,7 +236,7 @@ class TimedPipeline(PipelineExecutor):
 
     spans: list[tuple[str, float, float]]  # action, start and end; B as I and W
 
-    def _runs(self, part: Action, count: int, names: dict[int, list[str]]) -> list[actions_Run]:
+    def _runs(self, part: Action, count: int, names: dict[int, list[str]]) -> list[StepFunction]:
         runs = super()._runs(part, count, names)
 
         def timed(step: Step) -> None:

@@ -33,19 +33,11 @@ from sparsebp.core import threads as thread_pools
 from sparsebp.core import timing
 from sparsebp.core.errors import NonFiniteError, SparseBPError
 from sparsebp.core.tables import Column
-from sparsebp.runtime.actions import Stages, Step, Watch
-from sparsebp.runtime.executor import (
-    Executor,
-    FoundSchedule,
-    OutOfOrderExecutor,
-    TimedExecutor,
-    all_schedules,
-    alone_schedule,
-    costs_alone,
-    costs_beside,
-    steady,
-)
+from sparsebp.runtime.actions import Observer, Stages, Step
+from sparsebp.runtime.executor import PlainExecutor as Executor
+from sparsebp.runtime.measure import TimedExecutor, concurrent_costs, isolated_costs, isolated_schedule
 from sparsebp.runtime.pipeline import Distance, PipelineExecutor
+from sparsebp.runtime.search import FoundSchedule, OutOfOrderExecutor, all_schedules, steady
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import dualpipe2018, pipedream, two_stream_list
 
@@ -191,12 +183,12 @@ def measure_schedule_row(
         for name, order in orders.items()
     }
     timed = {
-        "costs alone": _executor(make, alone_schedule(Stages(make())), TimedExecutor),
+        "costs alone": _executor(make, isolated_schedule(Stages(make())), TimedExecutor),
         "costs beside": _executor(make, two_stream_list(**size, costs=found.costs), TimedExecutor),
     }
     calls |= {name: timing.Call(_in_a_row(executor, batch, steps, True)) for name, executor in timed.items()}
     timings = {name: harness.each(taken, steps) for name, taken in timing.measure(calls, **rounds).items()}
-    costs = costs_beside(timed["costs beside"], costs_alone(timed["costs alone"]))
+    costs = concurrent_costs(timed["costs beside"], isolated_costs(timed["costs alone"]))
     timings["kept"] = timings[found.fastest.name]
     row: Row = {
         "batch": len(batch[1]), "stages": graph.stages, "steps": steps, "keeps": found.fastest.name,
@@ -364,7 +356,7 @@ class Trained(NamedTuple):
     distances: list[Distance]
 
 
-class Losses(Watch):
+class Losses(Observer):
     """Keeps the loss of every micro-batch; one that is not finite ends the run."""
 
     def __init__(self) -> None:
@@ -447,8 +439,8 @@ def _train_on_ranks(
 ) -> None:  # fmt: skip
     predictor = None if side.predictor is None else optim.make_predictor(side.predictor, optimizer)
     executor = PipelineExecutor(
-        model, nn.CrossEntropyLoss(), optimizer, schedule_of(side.schedule or "", len(given)), transport, watch=watch,
-        predictor=predictor, note=note,
+        model, nn.CrossEntropyLoss(), optimizer, schedule_of(side.schedule or "", len(given)), transport,
+        observer=watch, predictor=predictor, note=note,
     )  # fmt: skip
     executor.step(given)
     executor.flush()

@@ -29,7 +29,7 @@ from sparsebp.core.tables import Column
 from sparsebp.data import load_mnist_images
 from sparsebp.models import lenet5
 from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.executor import PlainExecutor as Executor
 from sparsebp.schedule.builders import Fusion
 from sparsebp.train.setup import schedule_of
 

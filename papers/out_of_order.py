@@ -40,7 +40,7 @@ from papers.figure import (
 from sparsebp import models, nn
 from sparsebp.core import threads, timing
 from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.executor import MEMORY_RATIO, all_schedules
+from sparsebp.runtime.search import MEMORY_RATIO, all_schedules
 from sparsebp.schedule import Action, Costs, Kind, Network, actions_of, simulate
 from sparsebp.schedule.builders import (
     fast_forward,

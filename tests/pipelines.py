@@ -15,7 +15,7 @@ from sparsebp import models, nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.comm.transport import Transport
 from sparsebp.runtime.actions import Stages, trained_parameters
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.executor import PlainExecutor as Executor
 from sparsebp.runtime.pipeline import PipelineExecutor
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import build

@@ -11,7 +11,7 @@ from orders import assert_close, digest, order_for, state_of
 from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.data import epoch_order
-from sparsebp.runtime import Executor
+from sparsebp.runtime import PlainExecutor as Executor
 from sparsebp.runtime.actions import Stages
 from sparsebp.runtime.replicas import ReplicaExecutor
 from sparsebp.schedule import Schedule

@@ -43,9 +43,9 @@ def ship(level: str, wanted: list[str]) -> int:
 
     begin = time.perf_counter()
     shipped.recording = store = shipped.Store(shipped.FOLDER / level)
-    from sparsebp.train import recipes
+    from sparsebp import warm_up
 
-    jobs = dict(recipes.jobs())
+    jobs = dict(warm_up.jobs())
     for name in wanted or jobs:
         jobs[name]()
         print(f"{level}: {name}, {len(store.index)} kernels, {time.perf_counter() - begin:.0f} s", flush=True)

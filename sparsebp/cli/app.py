@@ -15,6 +15,7 @@ import numpy as np
 import typer
 
 from sparsebp import __version__
+from sparsebp import warm_up as kernels_ahead
 from sparsebp.cli.common import JsonOption, ThreadsOption, make_app, print_table, progress_bar, use_threads, write_json
 from sparsebp.cli.schedule import schedule_app
 from sparsebp.cli.train import demo, prune, train, tune
@@ -22,7 +23,7 @@ from sparsebp.core import backend, tables
 from sparsebp.core.errors import DeviceError, MissingDependencyError
 from sparsebp.core.threads import thread_counts
 from sparsebp.scan.rules import choose_recurrent_backward
-from sparsebp.train import recipes
+from sparsebp.train import verify as checks
 from sparsebp.train.config import Device
 
 _PACKAGES = (
@@ -141,7 +142,7 @@ def verify(
     """
     use_threads(threads)
     with progress_bar("model") as told:
-        reports = recipes.verify.self_check(seed, device=device, progress=told)
+        reports = checks.self_check(seed, device=device, progress=told)
     failed = [name for name, report in reports.items() if not report.ok]
     if json:
         found = {name: report.to_json() for name, report in reports.items()}
@@ -171,8 +172,8 @@ def warm_up() -> None:
     """
     begin = time.perf_counter()
     with progress_bar("group of kernels", "; what was compiled is kept", lines=True) as told:
-        recipes.compile_all(told)
-    typer.echo(f"All kernels are ready after {time.perf_counter() - begin:.1f} s, kept below {recipes.folder()}")
+        kernels_ahead.compile_all(told)
+    typer.echo(f"All kernels are ready after {time.perf_counter() - begin:.1f} s, kept below {kernels_ahead.folder()}")
 
 
 app = make_app((train, tune, prune, demo, verify, warm_up, info), {"schedule": schedule_app})

@@ -135,9 +135,9 @@ def _speaks(error: BaseException) -> bool:
     """Return whether this process prints the error that ends it: one of several ranks does."""
     if launched() is None:
         return True
-    from sparsebp.runtime.launch import speaks
+    from sparsebp.runtime.launch import reports_error
 
-    return speaks(error)
+    return reports_error(error)
 
 
 def one_of(names: Iterable[str]) -> dict[str, Any]:

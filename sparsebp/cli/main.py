@@ -23,9 +23,9 @@ def main(
     `application` is the module with the commands' ``app``, `program` the name in messages. Exit codes: 0 done; 1 an
     error of sparsebp or of standard output, printed as one message; 2 wrong usage; 130 interrupted, 143 SIGTERM.
     """
-    from sparsebp.comm.launcher import launched, quiet_others
+    from sparsebp.comm.launcher import launched, silence_other_ranks
 
-    quiet_others()
+    silence_other_ranks()
     try:
         try:
             with terminable(), _streams():
@@ -42,9 +42,9 @@ def main(
 def _take_leave(status: object) -> None:
     """Tell the other ranks of this one's end, or let the launcher do so if modules are half imported."""
     try:
-        from sparsebp.runtime.launch import take_leave
+        from sparsebp.runtime.launch import announce_exit
 
-        take_leave(status)
+        announce_exit(status)
     except BaseException:  # NumPy cannot be imported twice; a launcher ends all ranks when one dies by a signal
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)

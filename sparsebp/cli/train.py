@@ -39,11 +39,16 @@ from sparsebp.core.check import BACKWARDS, check_integer
 from sparsebp.core.errors import OptionError
 from sparsebp.core.files import json_line, output_error, prepare_folder, write_atomically
 from sparsebp.nn.pruning import PruneMethod, PruneReport
-from sparsebp.runtime.launch import Timeline, connect, measured, save_timeline
+from sparsebp.runtime.launch import connect
+from sparsebp.runtime.timeline import Timeline, measured, save_timeline
 from sparsebp.schedule.builders import Fusion
-from sparsebp.train import JsonLines, ProgressBar, recipes, save_loss_curve
+from sparsebp.train import JsonLines, ProgressBar, save_loss_curve
+from sparsebp.train import prune as pruning
+from sparsebp.train import tune as tuning
+from sparsebp.train.batches import batch_of
 from sparsebp.train.callbacks import Callback
-from sparsebp.train.checkpoint import FILE_NAME, check_unused, load_checkpoint, run_folder, save_checkpoint
+from sparsebp.train.checkpoint import load_checkpoint, save_checkpoint
+from sparsebp.train.compare import COMPARED, Agreement, Comparison, compare_histories, gradient_agreement
 from sparsebp.train.config import (
     ImageConfig,
     ImageModel,
@@ -65,8 +70,9 @@ from sparsebp.train.config import (
     read_config,
     write_config,
 )
-from sparsebp.train.recipes import COMPARED, Agreement, Comparison, compare_histories, gradient_agreement
-from sparsebp.train.setup import FIRST_K, REPLICAS, batch_of
+from sparsebp.train.folder import check_unused, run_folder
+from sparsebp.train.setup import FIRST_K, REPLICAS
+from sparsebp.train.state import FILE_NAME
 
 START_NAME = "start.safetensors"
 STEP_NAME = "step.png"
@@ -410,7 +416,7 @@ def prune(
     folder = checkpoint if os.path.isdir(checkpoint) else checkpoint.parent
     target = folder / "pruned.safetensors" if out is None else out
     try:
-        report = recipes.prune_checkpoint(checkpoint, target, amount, method, overwrite=overwrite)
+        report = pruning.prune_checkpoint(checkpoint, target, amount, method, overwrite=overwrite)
     except KeyboardInterrupt as error:
         raise Interrupted(f"while {target} was written; the checkpoint is unchanged") from error
     if json:
@@ -618,12 +624,12 @@ def tune(
     """
     given = {"task": task, **given}
     config = config_for(**given)
-    tried = recipes.combinations(config, fusion or (), schedule or (), backward or (), threads or ())
+    tried = tuning.combinations(config, fusion or (), schedule or (), backward or (), threads or ())
     if out.suffix not in (".toml", ".json"):  # before any time is spent
         raise OptionError("The format of the file is unknown", expected=".toml or .json", got=out.suffix or "none")
     prepare_folder(out.parent)
     with progress_bar("combination", "; nothing was written") as told:
-        trials = recipes.tune(given, tried, steps=steps, rounds=rounds, progress=told)
+        trials = tuning.tune(given, tried, steps=steps, rounds=rounds, progress=told)
     best = trials[0]
     write_config(given | {"model": config.model} | dict(best.options), out)
     if json:

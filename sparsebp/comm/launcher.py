@@ -34,17 +34,17 @@ def launching() -> list[str]:
     return ["srun" if by_srun else "mpiexec", "-n", size]
 
 
-def quiet_others() -> None:
-    """Silence all ranks but 0 from here on, except for an error after `speak`."""
+def silence_other_ranks() -> None:
+    """Silence all ranks but 0 from here on, except for an error after `restore_stderr`."""
     global _stderr  # noqa: PLW0603 (there is one standard error)
     ranks = launched()
     if ranks is not None and ranks[0] > 0 and _stderr is None:
         _stderr = sys.stderr
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the end)
-        sys.stderr = _Unheard()
+        sys.stderr = _TailBuffer()
 
 
-class _Unheard(io.StringIO):
+class _TailBuffer(io.StringIO):
     """Keeps the end of the text written to it."""
 
     def write(self, text: str) -> int:
@@ -57,18 +57,18 @@ class _Unheard(io.StringIO):
         return super().write(text)
 
 
-def last_words() -> str:
+def stderr_tail() -> str:
     """Return the end of this rank's silenced standard error, in one line."""
-    text = sys.stderr.getvalue()[-_KEPT:] if isinstance(sys.stderr, _Unheard) else ""
+    text = sys.stderr.getvalue()[-_KEPT:] if isinstance(sys.stderr, _TailBuffer) else ""
     return " ".join(text.replace("Error: ", "").split())
 
 
-def speak() -> None:
+def restore_stderr() -> None:
     """Let this rank print on standard error again: it has an error to report."""
     if _stderr is not None:
         sys.stderr = _stderr
 
 
 def say(text: str) -> None:
-    """Print a line on standard error, also on a rank that `quiet_others` has silenced."""
+    """Print a line on standard error, also on a rank that `silence_other_ranks` has silenced."""
     print(text, file=_stderr or sys.stderr, flush=True)

@@ -276,12 +276,12 @@ class Peers:
                 return False
             time.sleep(min(waited / 8, 1e-2) + 1e-5)
 
-    def speaks_of_waiting(self) -> bool:
+    def reports_waiting(self) -> bool:
         """Whether this rank, the lowest of those that wait, reports ranks that do not answer."""
         with self._lock:
             return self.rank == min(self.waiting, default=self.rank)
 
-    def speaker(self) -> int | None:
+    def reporting_rank(self) -> int | None:
         """Return the rank that prints its error: the lowest that failed by itself. None if none has failed."""
         failed = {rank: end for rank, end in self.ends.items() if end.error is not None}
         return min((rank for rank, end in failed.items() if end.own), default=min(failed, default=None))
@@ -308,7 +308,7 @@ class Patience:
                 remedy="Look at that rank, and whether its machine is there; connect(timeout=) waits longer"
             )  # fmt: skip
         self._next = min(2 * self._next, self._timeout)
-        if self._peers.speaks_of_waiting():
+        if self._peers.reports_waiting():
             self._said = True
             say(f"Warning: {self._who()} for {waited:.0f} s. It may compute, be stopped, or be gone; the run ends with "
                 f"an error after {self._timeout:.0f} s.")  # fmt: skip
@@ -576,7 +576,7 @@ class MPITransport(Transport):
             self.peers.tell(End(left=f"sys.exit({error.code!r})"))
             return
         self.peers.poll()  # has another one failed before?
-        own = self.peers.speaker() is None
+        own = self.peers.reporting_rank() is None
         self.peers.tell(End(f"{type(error).__name__}: {error}", own))
 
     def close(self) -> None:

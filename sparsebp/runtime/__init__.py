@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from sparsebp.runtime.executor import Executor, FoundSchedule, OutOfOrderExecutor
+from sparsebp.runtime.executor import Executor, PlainExecutor
+from sparsebp.runtime.search import FoundSchedule, OutOfOrderExecutor
 
-__all__ = ["Executor", "FoundSchedule", "OutOfOrderExecutor"]
+__all__ = ["Executor", "FoundSchedule", "OutOfOrderExecutor", "PlainExecutor"]
 
 
 def __dir__() -> list[str]:

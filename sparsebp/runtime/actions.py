@@ -202,6 +202,12 @@ def _shown(names: list[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
+def buffers_of(model: Any) -> dict[str, Any]:
+    """Return the buffers of all layers by name: running statistics, masks."""
+    layers = list(model.modules()) if hasattr(model, "modules") else []
+    return {f"{name}.{key}": array for name, layer in layers for key, array in layer.buffers.items()}
+
+
 # The state of one training step between its actions.
 #
 # Each reader of an action's result has a separate slot, which it empties: an array is freed as soon as its last reader
@@ -218,7 +224,7 @@ Lengths may be None.
 class DeferredMetrics:
     """Metrics of a step on the device, which the host reads after giving the next step to the device."""
 
-    # losses, scores: The loss of every micro-batch and, where the `Watch` has one, its score, of shape ().
+    # losses, scores: The loss of every micro-batch and, where the `Observer` has one, its score, of shape ().
     losses: dict[int, Array] = field(default_factory=dict)
     scores: dict[int, tuple[Array, Any]] = field(default_factory=dict)
     # Names of gradients, and the sums of their squares.
@@ -247,7 +253,7 @@ class DeferredMetrics:
             counts = [0.0] * len(step.values)
             for m in self.counts:
                 counts[m] = next(numbers)
-            step.weigh(counts, sum(counts))
+            step.set_shares(counts, sum(counts))
         for m, share in enumerate(step.shares):
             step.values[m] = _known(step.values[m], share, step.counted)
         for names, _ in self.sums:
@@ -268,7 +274,7 @@ class Step:
     # for_input, for_weights: From then on the stage's `Gradients`, for I and for W.
     # values, predictions: Loss and output of every micro-batch; a replayed step does not keep the output. The loss is 0
     # where nothing counts, and NaN if nothing does in the whole step.
-    # scores: The `Watch`'s score of every micro-batch, and how much it counts; None until there is one.
+    # scores: The `Observer`'s score of every micro-batch, and how much it counts; None until there is one.
     # grads, own: Gradients by the name of the parameter, until they are used; and the names of those that are sums made
     # in this step, which may be added to in place.
     # uses: Gradients at shared parameters, by name and micro-batch, then by stage, until all stages have theirs.
@@ -328,7 +334,7 @@ class Step:
         whole = sum(count for _, count in scores)
         return (sum(right for right, _ in scores) / whole, whole) if whole else (math.nan, 0.0)
 
-    def weigh(self, counts: Sequence[Any], total: Any) -> None:
+    def set_shares(self, counts: Sequence[Any], total: Any) -> None:
         """Write down the shares of micro-batches that count so much, of `total` in the whole step."""
         self.counted = total
         if self.sums:
@@ -343,7 +349,7 @@ class Step:
         return total_norm(self.squares[name] for name in names)
 
 
-class Watch:
+class Observer:
     """Checks an executor's results, and raises where training must stop. This base class raises nothing."""
 
     # On a GPU it is told when the next step has been given to the device, see `sparsebp.runtime.executor`.
@@ -383,10 +389,10 @@ def _table(count: int, stages: int) -> list[list[Any]]:
     return [[None] * stages for _ in range(count)]
 
 
-Run: TypeAlias = Callable[[Step], None]
+StepFunction: TypeAlias = Callable[[Step], None]
 
 
-def in_sequence(*runs: Run) -> Run:
+def in_sequence(*runs: StepFunction) -> StepFunction:
     """Return a function that calls `runs`, one after the other."""
 
     def run(step: Step) -> None:
@@ -415,11 +421,11 @@ class _Ahead(NamedTuple):
 class Actions:
     """Makes the functions of a schedule's actions; only `gather` clips by `clip_norm`."""
 
-    def __init__(self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch) -> None:
+    def __init__(self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, observer: Observer) -> None:
         check_mean(loss)
         self.stages, self.loss, self.optimizer = stages, loss, optimizer
         self.summed = summed(loss)  # for a part of a step
-        self.clip_norm, self.watch = clip_norm, watch
+        self.clip_norm, self.observer = clip_norm, observer
         self.names: Sequence[str] = stages.names
         """The parameters whose gradients are computed on this rank."""
         self._shared = frozenset(stages.shared())
@@ -428,7 +434,7 @@ class Actions:
         """Return whether a stage runs here for a micro-batch."""
         return True
 
-    def forward(self, number: int, m: int, count: int) -> Run:
+    def forward(self, number: int, m: int, count: int) -> StepFunction:
         """F. The last stage's computes the loss and its gradient, and the last micro-batch's opens the update."""
         layer, wanted = self.stages[number].layer, number >= self.stages.first
         scans, last = self.stages.scans, number == len(self.stages) - 1
@@ -475,7 +481,7 @@ class Actions:
             step.counted, step.shares = counts[0], [1.0]
         else:
             step.sums = self.summed is not None
-            step.weigh(counts, sum(counts))
+            step.set_shares(counts, sum(counts))
         if step.later is not None and hasattr(step.counted, "ndim"):
             step.later.counts = dict(enumerate(counts))
 
@@ -483,7 +489,7 @@ class Actions:
         """Return by how much the loss of each micro-batch divides, see `count_of`."""
         return [count_of(self.loss, target, on_device=deferred) for target in targets]
 
-    def _loss(self, m: int, count: int) -> Run:
+    def _loss(self, m: int, count: int) -> StepFunction:
         loss, place = self.loss, self._place
 
         def run(step: Step) -> None:
@@ -500,10 +506,10 @@ class Actions:
             if step.later is None:
                 value, saved = measure.forward(prediction, target)
                 step.values[m] = _known(float(value), step.shares[m], step.counted)  # synchronize!
-                self.watch.loss(step, m, step.values[m])
+                self.observer.loss(step, m, step.values[m])
             else:
                 step.later.losses[m], saved = measure.on_device(prediction, target)
-                score = self.watch.score(prediction, target)
+                score = self.observer.score(prediction, target)
                 if score is not None:
                     step.later.scores[m] = score
             gy = _scaled(measure.input_grad(saved), step.shares[m])
@@ -526,7 +532,7 @@ class Actions:
         if self.stages[number].parameters:
             step.for_weights[m][number] = gradients
 
-    def input_grad(self, number: int, m: int) -> Run:
+    def input_grad(self, number: int, m: int) -> StepFunction:
         """I, of a stage after the first one with parameters."""
         place, layer = self._place, self.stages[number - 1].layer
         behind = self._behind(number - 1)
@@ -546,7 +552,7 @@ class Actions:
 
         return run
 
-    def scan(self, m: int) -> Run:
+    def scan(self, m: int) -> StepFunction:
         """All I of a micro-batch at once: a scan in their place."""
         stages, begin = self.stages, self.stages.first + 1
 
@@ -563,7 +569,7 @@ class Actions:
 
         return run
 
-    def weight_grad(self, number: int, m: int) -> Run:
+    def weight_grad(self, number: int, m: int) -> StepFunction:
         """W: gradients of further micro-batches are added.
 
         Those of a shared parameter wait for all of a micro-batch's, and are summed from the last stage to the first, as
@@ -633,7 +639,7 @@ class Actions:
             step.grads[name] = grad.reshape(shape)
         return True
 
-    def weight_grad_and_update(self, number: int, m: int, names: Sequence[str]) -> Run:
+    def weight_grad_and_update(self, number: int, m: int, names: Sequence[str]) -> StepFunction:
         """W and U of a stage in one: large gradients are used row by row as they are made."""
         stage, name_of = self.stages[number], self.stages[number].parameters
         separately = in_sequence(self.weight_grad(number, m), self.update(names, gathered=False))
@@ -658,9 +664,9 @@ class Actions:
                 name = name_of[key]
                 step.squares[name] = step.update.apply_product(name, factors)
                 if not math.isfinite(step.squares[name]):
-                    self.watch.gradients(step, {name: factors[0] @ factors[1]})
+                    self.observer.gradients(step, {name: factors[0] @ factors[1]})
             step.grads |= {name_of[key]: grad for key, grad in found[1].items() if key in name_of}
-            self.use(step, [name for name in names if name in step.grads], gathered=False)
+            self.apply_update(step, [name for name in names if name in step.grads], gathered=False)
 
         return run
 
@@ -681,17 +687,17 @@ class Actions:
         else:
             clip_on_device(grads, self.clip_norm, [sums for _, sums in step.later.sums])
 
-    def update(self, names: Sequence[str], *, gathered: bool) -> Run:
+    def update(self, names: Sequence[str], *, gathered: bool) -> StepFunction:
         """U: update some parameters, and free their gradients. Without `gather` each gradient is checked here."""
-        return lambda step: self.use(step, names, gathered=gathered)
+        return lambda step: self.apply_update(step, names, gathered=gathered)
 
     def finish(self, step: Step, *, gathered: bool) -> None:
         """Do a step's remaining updates."""
         names = [name for name in step.update.remaining if name in step.grads]
         if names:
-            self.use(step, names, gathered=gathered)
+            self.apply_update(step, names, gathered=gathered)
 
-    def use(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
+    def apply_update(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
         """Update some parameters, and free their gradients."""
         grads = {name: step.grads[name] for name in names}
         if not gathered:
@@ -708,7 +714,7 @@ class Actions:
         squares = squared_norms(grads)
         step.squares.update(squares)
         if not all(map(math.isfinite, squares.values())):
-            self.watch.gradients(step, grads)
+            self.observer.gradients(step, grads)
 
 
 def _known(value: float, share: float, counted: float) -> float:

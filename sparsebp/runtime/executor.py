@@ -1,121 +1,85 @@
-"""Runs the training steps of a model on one device, in the order of a schedule: a given one, or the fastest found."""
+"""Executors run the training steps of a model; the plain one, on one device, in the order of a schedule."""
 
 from __future__ import annotations
 
+import abc
 import contextlib
-import math
-import time
-from bisect import bisect
-from collections import defaultdict, deque
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from itertools import islice, takewhile
-from pathlib import Path
-from statistics import fmean, median
-from types import ModuleType
-from typing import Any, ClassVar, NamedTuple
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from sparsebp.core import backend, threads
-from sparsebp.core.errors import MemoryLimitError, OptionError
-from sparsebp.core.graphs import Reading
-from sparsebp.core.locks import cached_property
+from sparsebp.core.errors import OptionError
 from sparsebp.runtime.actions import (
     Actions,
     Batch,
     DeferredMetrics,
-    Run,
+    Observer,
     Stages,
     Step,
-    Watch,
     check_complete,
     check_even,
     is_ours,
     trained_parameters,
 )
+from sparsebp.runtime.deferred import DeferredSteps
 from sparsebp.runtime.streams import (
     Graphs,
     Program,
     Task,
-    Together,
     TwoStreams,
     check_fits,
     compile_program,
     fewer,
     without_frozen,
 )
-from sparsebp.schedule import Action, Costs, Schedule, StageBytes, StepGraph, simulate, write_costs, write_csv
-from sparsebp.schedule.builders import conventional, out_of_order, two_stream_list
-from sparsebp.schedule.costs import Durations, Slowdowns
-
-# Metrics of a step on a device are read one step late, so the device never waits for the host: they are on their way to
-# the host when the step's work has been given to the device, and are checked when the next step's has been given, too.
-# By then parameters have had one more update.
+from sparsebp.schedule import Action, Schedule
 
 
-class DeferredSteps:
-    """The steps of an executor whose metrics have not been checked, in their order."""
+class Executor(abc.ABC):
+    """Runs the training steps of a model on this rank, in the order of a schedule.
 
-    def __init__(self, xp: ModuleType, loss: Any, watch: Watch) -> None:
-        self._xp, self._loss, self._watch = xp, loss, watch
-        self._steps: deque[tuple[Step, Reading | None]] = deque()
-        self._looked_at: list[Step] = []
+    `PlainExecutor` runs them on one device, on one stream or two; `ReplicaExecutor` and `PipelineExecutor` on several
+    ranks; `SearchingExecutor` on whichever of them it has found to be the fastest.
+    """
+
+    stages: Stages
+    schedule: Schedule
+    """Of the next step."""
+    has_all_stages: ClassVar[bool] = True
+    """Whether every stage runs on this rank."""
+    times: Mapping[Action, tuple[float, float]] = {}
+    """When the actions of the last whole step began and ended, where that is recorded."""
 
     @property
-    def waiting(self) -> bool:
-        """Whether any steps are pending."""
-        return bool(self._steps or self._looked_at)
+    @abc.abstractmethod
+    def uncaptured(self) -> tuple[str, ...]:
+        """Why steps are not captured into CUDA graphs; empty if they are, or will be once warm."""
 
-    def exchange(self, steps: list[Step]) -> list[Step]:
-        """Take steps whose work is all given to the device; return earlier ones, checked."""
-        if not self.waiting and all(step.later is None for step in steps):
-            return steps
-        for step in steps:
-            metrics = step.later and (step.later.packed(self._xp) if step.packed is None else step.packed)
-            self._steps.append((step, None if metrics is None else Reading(metrics)))
-        left = 0  # steps at the end whose numbers may still be computed
-        while left < max(1, len(steps)) and left < len(self._steps) and self._steps[-1 - left][1] is not None:
-            left += 1
-        return self._look(len(self._steps) - left)
+    @property
+    @abc.abstractmethod
+    def pending(self) -> bool:
+        """Whether `flush` has anything to do."""
 
-    def drain(self) -> list[Step]:
-        """Return all steps, after waiting for their numbers."""
-        return self._look(len(self._steps))
+    def own(self, indices: Any) -> Any:
+        """Return the samples of a micro-batch that are computed here: all."""
+        return indices
 
-    def forget(self) -> None:
-        """Drop all steps."""
-        self._steps.clear()
-        self._looked_at = []
+    @abc.abstractmethod
+    def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
+        """Run one step; return the steps whose numbers are known by now, which keep their `tag`."""
 
-    def _look(self, count: int) -> list[Step]:
-        for _ in range(count):
-            step, reading = self._steps[0]
-            if reading is not None:
-                numbers = reading()
-                try:
-                    self._look_at(step, numbers)
-                except Exception:  # after an interrupt it is looked at again
-                    self._steps.clear()
-                    raise
-            self._looked_at.append(self._steps.popleft()[0])
-        known, self._looked_at = self._looked_at, []
-        return known
+    @abc.abstractmethod
+    def flush(self, *, wait: bool = True) -> list[Step]:
+        """Finish all steps, so that the model is up to date; return those not returned yet, with `wait` all."""
 
-    def _look_at(self, step: Step, numbers: np.ndarray) -> None:
-        """Write the numbers of a step to their places, and raise errors about them."""
-        step.later.unpack(numbers, step)  # type: ignore[union-attr]
-        step.packed, step.update, step.flow = None, None, []
-        for m, value in enumerate(step.values):
-            if not math.isfinite(value):
-                self._loss.forward(step.predictions[m], step.targets[m])  # tells whether the target is at fault
-            self._watch.loss(step, m, value)
-        wrong = {name: np.float64(square) for name, square in step.squares.items() if not math.isfinite(square)}
-        if wrong:
-            self._watch.gradients(step, wrong)
+    def gather_state(self, *, everywhere: bool = False) -> None:  # noqa: B027 (most ranks keep nothing apart)
+        """Gather after `flush` what ranks keep apart, on rank 0 or everywhere; all ranks call it. Here: nothing."""
+
+    def close(self) -> None:  # noqa: B027 (nothing may be left)
+        """End threads, and drop what has not been flushed. A further `step` begins anew. Here: nothing."""
 
 
-class Executor:
+class PlainExecutor(Executor):
     """Forward, loss, gradients and updates of a model, in the order of a schedule.
 
     The results do not depend on the order, bitwise on a CPU, as long as every stage takes its micro-batches in turn.
@@ -140,7 +104,7 @@ class Executor:
         next one, or for `flush`.
     clip_norm
         Largest Euclidean norm of all gradients together; None does not clip.
-    watch
+    observer
         Is told of losses, and of gradients that are not finite.
     graph
         Whether to capture steps into CUDA graphs, see `Trainer`; None: on a GPU.
@@ -168,14 +132,14 @@ class Executor:
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, *, clip_norm: float | None = None,
-        watch: Watch | None = None, graph: bool | None = False,
+        observer: Observer | None = None, graph: bool | None = False,
     ) -> None:  # fmt: skip
         self.stages = Stages(model, trained_parameters(model, optimizer))
         self.schedule = schedule = without_frozen(schedule, self.stages)
         check_fits(schedule, self.stages, self.plain)
-        watch = watch or Watch()
+        observer = observer or Observer()
         self._order = schedule
-        self._actions = self._make_actions(loss, optimizer, clip_norm, watch)
+        self._actions = self._make_actions(loss, optimizer, clip_norm, observer)
         self._programs: dict[int, Program] = {}
         program = self._program(schedule.graph.microbatches)
         if clip_norm is not None and not program.gathered:
@@ -191,13 +155,13 @@ class Executor:
         self._around = threads.one_blas_thread if own else contextlib.nullcontext
         self._graphs = Graphs(self._actions) if graph or (graph is None and on_device) else None
         self._defers_metrics = on_device and hasattr(loss, "on_device")
-        self._given = DeferredSteps(xp, loss, watch)
+        self._given = DeferredSteps(xp, loss, observer)
         self._pending: tuple[Step, Program] | None = None
         self._late = schedule.graph.first == "I"
         self._doubtful = True  # whether all parameters have had as many updates
 
-    def _make_actions(self, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch) -> Actions:
-        return Actions(self.stages, loss, optimizer, clip_norm, watch)
+    def _make_actions(self, loss: Any, optimizer: Any, clip_norm: float | None, observer: Observer) -> Actions:
+        return Actions(self.stages, loss, optimizer, clip_norm, observer)
 
     @property
     def pending(self) -> bool:
@@ -208,10 +172,6 @@ class Executor:
     def uncaptured(self) -> tuple[str, ...]:
         """Why steps are not captured into CUDA graphs; empty if they are, or will be once warm."""
         return ("graph=False",) if self._graphs is None else self._graphs.uncaptured
-
-    def own(self, indices: Any) -> Any:
-        """Return the samples of a micro-batch that are computed here: all."""
-        return indices
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
         """Run one step.
@@ -326,504 +286,3 @@ class Executor:
             schedule = whole if count == whole.graph.microbatches else fewer(whole, count)
             self._programs[count] = compile_program(schedule, self.stages, self._actions)
         return self._programs[count]
-
-
-# Out-of-order back-propagation: measure candidate schedules while training, keep one if it is clearly faster.
-
-SCHEDULE_NAME = "schedule.csv"
-COSTS_NAME = "costs.json"
-REPEATED = 3
-"""Simulated steps: one alone does not show how streams overlap at its ends."""
-_REGIONS = (4, 8, 16)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A schedule of a step, and how long one of its steps takes."""
-
-    name: str  # in tables, see `all_schedules`
-    schedule: Schedule
-    memory: float  # simulated peak, as a multiple of the conventional schedule's
-    # seconds, slowest: Measured: the mean of the steps of the best round, and of the worst.
-    seconds: float = math.inf
-    slowest: float = 0.0
-
-    def measured(self, seconds: float) -> Trial:
-        """Return the trial with one more round of `seconds` a step."""
-        return replace(self, seconds=min(self.seconds, seconds), slowest=max(self.slowest, seconds))
-
-
-@dataclass(frozen=True)
-class FoundSchedule:
-    """The schedule that a search found, and its measurements.
-
-    Attributes
-    ----------
-    trials
-        The measured schedules; the conventional one, as ``schedule="conventional"`` runs it, is the first.
-    costs
-        As measured: durations of every action by itself, bytes of every stage, mutual slowdowns.
-    memory_ratio
-        The bound for `memory`.
-    """
-
-    trials: tuple[Trial, ...]
-    costs: Costs
-    memory_ratio: float
-
-    @cached_property
-    def fastest(self) -> Trial:
-        """The fastest trial below the memory ratio; the first of equals.
-
-        The conventional one stays unless another's worst round is faster than its best: between near equals, noise
-        would decide.
-        """
-        allowed = [trial for trial in self.trials if trial.memory <= self.memory_ratio]
-        usual = self.trials[0]
-        if usual in allowed:
-            allowed = [usual, *(trial for trial in allowed if trial.slowest < usual.seconds)]
-        return min(allowed, key=lambda trial: trial.seconds)
-
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule of `fastest`."""
-        return self.fastest.schedule
-
-    @property
-    def memory(self) -> float:
-        """The simulated peak of memory, as a multiple of the conventional schedule's."""
-        return self.fastest.memory
-
-    @property
-    def speedup(self) -> float:
-        """The conventional schedule's measured step time over this one's: 1 if that is kept."""
-        return self.trials[0].seconds / self.fastest.seconds
-
-    def describe(self) -> str:
-        """Return a line: name, measured speed-up, memory and its bound, and the other trials."""
-        others = ", ".join(
-            f"{trial.name} {self.trials[0].seconds / trial.seconds:.2f}×"
-            for trial in self.trials[1:]
-            if trial is not self.fastest
-        )
-        return (
-            f"{self.schedule.name}: measured {self.speedup:.2f}× the conventional schedule, with {self.memory:.2f} × "
-            f"its memory (at most {self.memory_ratio:g}); others: {others}"
-        )
-
-    def save(self, folder: Path) -> None:
-        """Write ``schedule.csv`` (for ``schedule=``) and ``costs.json`` (for ``sparsebp schedule --costs``)."""
-        write_csv(self.schedule, folder / SCHEDULE_NAME)
-        write_costs(self.costs, self.schedule, folder / COSTS_NAME)
-
-
-def candidates(size: dict[str, Any], costs: Costs, memory_ratio: float) -> list[Trial]:
-    """Return the schedules to measure: the conventional one, and all of `all_schedules` below the ratio."""
-    found = all_schedules(size, costs, memory_ratio)
-    peaks = {name: simulate(schedule, costs).peak for name, schedule in found.items()}
-    trials = [Trial(name, found[name], _share(peak, peaks["conventional"])) for name, peak in peaks.items()]
-    least = min(trial.memory for trial in trials)
-    if least > memory_ratio:
-        raise MemoryLimitError("No schedule of a step stays below the memory ratio", got=memory_ratio,
-                               expected=f"memory_ratio={least:.4g} or more")  # fmt: skip
-    return trials[:1] + [trial for trial in trials[1:] if trial.memory <= memory_ratio]
-
-
-def _share(peak: float, most: float) -> float:
-    return peak / most if most > 0 else math.inf if peak > 0 else 1.0
-
-
-def all_schedules(size: dict[str, Any], costs: Costs, memory_ratio: float = math.inf) -> dict[str, Schedule]:
-    """Return schedules of a step by name."""
-    # On one stream, whose libraries use all cores: `"conventional"`, updates at the end, and `"fused"`, each right
-    # after its gradient. On two streams, fused as well: `"two"`, not reordered; `"joint"`, from Algorithm 1, for the
-    # number of regions and the k that simulate best, unless all exceed the ratio; `"list"`, by list scheduling.
-    # size: Number of stages, and those without parameters, as builders take them.
-    joint: list[Schedule] = []
-    for regions in sorted({min(regions, size["stages"]) for regions in _REGIONS}):
-        with contextlib.suppress(MemoryLimitError):  # there are other schedules
-            joint.append(out_of_order(**size, costs=costs, memory_ratio=memory_ratio, k=None, regions=regions))
-    return {
-        "conventional": conventional(**size),
-        "fused": conventional(**size, fusion="backward"),
-        "two": conventional(**size, streams=2, fusion="backward"),
-        **({"joint": min(joint, key=lambda schedule: steady(schedule, costs))} if joint else {}),
-        "list": two_stream_list(**size, costs=costs),
-    }
-
-
-def steady(schedule: Schedule, costs: Costs, steps: int = REPEATED) -> float:
-    """Return the simulated time of a step in a sequence of steps."""
-    return simulate(schedule, costs, steps=steps).makespan / steps
-
-
-FIRST = Action(0, "F", 0)
-"""The first action of a step."""
-MOST = 16.0
-"""The largest slowdown that is believed."""
-
-
-class Span(NamedTuple):
-    """An action, when it began and when it ended, in seconds."""
-
-    action: Action
-    start: float
-    end: float
-
-
-class TimedExecutor(Executor):
-    """An `Executor` that records when every action ran, and the bytes of every stage, while `counts` is set."""
-
-    def __init__(self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, **options: Any) -> None:
-        self._marks: list[tuple[Action, Any, Any]] = []
-        self._bytes: dict[int, StageBytes] = {}
-        self._xp = backend.namespace(next(iter(model.parameters().values())))
-        self._known = {_buffer(array)[0] for array in model.parameters().values()}
-        self._begin: Any = None
-        self._stepped: Any = None
-        self.counts = True
-        super().__init__(model, loss, optimizer, schedule, **options)
-
-    def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
-        """Run one step; see `Executor.step`."""
-        self._stepped = self._stamp()
-        if self._begin is None:
-            self._begin = self._stepped
-            self._known.update(_buffer(array)[0] for batch in batches for array in batch[:2])
-        return super().step(batches, tag)
-
-    def spans(self) -> list[Span]:
-        """Return when the actions ran since the last call. Call `flush` first."""
-        marks, self._marks = self._marks, []
-        return [Span(action, self._seconds(start), self._seconds(end)) for action, start, end in marks]
-
-    @property
-    def bytes(self) -> tuple[StageBytes, ...]:
-        """The bytes of every stage, for batches as the first one."""
-        return tuple(self._bytes[number] for number in range(len(self.stages)))
-
-    def _program(self, count: int) -> Program:
-        if count not in self._programs:
-            program = super()._program(count)
-            streams = tuple(tuple(map(self._timed, stream)) for stream in program.streams)
-            weigh, use = self._timed_together(program.weigh), self._timed_together(program.use)
-            self._programs[count] = replace(program, streams=streams, weigh=weigh, use=use)
-        return self._programs[count]
-
-    def _timed_together(self, inner: Together) -> Together:
-        """Return a function that records each of several actions, in equal parts of the time."""
-
-        def run(step: Step, tasks: Sequence[Task]) -> bool:
-            start = self._stamp()
-            done = inner(step, tasks)
-            part = (self._stamp() - start) / len(tasks)
-            if done and self.counts:
-                actions = [task.action for task in tasks if task.action is not None]
-                self._marks += [(action, start + i * part, start + (i + 1) * part) for i, action in enumerate(actions)]
-            return done
-
-        return run
-
-    def _timed(self, task: Task) -> Task:
-        action, inner = task.action, task.run
-        if action is None:
-            return task
-
-        def run(step: Step) -> None:
-            start = self._stepped if action == FIRST else self._stamp()  # preparing a step is part of it
-            inner(step)
-            if self.counts:
-                self._marks.append((action, start, self._stamp()))
-            if action.kind == "F" and action.stage not in self._bytes:
-                self._bytes[action.stage] = self._bytes_of(action, step)
-
-        timed: Run = run
-        return replace(task, run=timed)
-
-    def _bytes_of(self, action: Action, step: Step) -> StageBytes:
-        number, m = action.stage, action.microbatch or 0
-        output = step.predictions[m] if step.flow[m] is None else step.flow[m]
-        gradients = step.for_weights[m][number] or step.for_input[m][number]  # only the last stage has some by now
-        # Arrays that two stages keep count for the first: it is the last to be done with them.
-        found = dict(_arrays(step.saved[m][number] if gradients is None else gradients.saved))
-        saved = sum(size for key, size in found.items() if key not in self._known)
-        self._known.update(found)
-        parameters = self.stages[number].layer.parameters().values()
-        return StageBytes(output.nbytes, saved, sum(array.nbytes for array in parameters))
-
-    def _stamp(self) -> Any:
-        if backend.is_host(self._xp):
-            return time.perf_counter()
-        event = self._xp.cuda.Event()
-        event.record()
-        return event
-
-    def _seconds(self, stamp: Any) -> float:
-        if backend.is_host(self._xp):
-            return float(stamp - self._begin)
-        stamp.synchronize()  # synchronize!
-        return 1e-3 * float(self._xp.cuda.get_elapsed_time(self._begin, stamp))
-
-
-def _arrays(value: Any) -> Iterable[tuple[int, int]]:
-    """Yield identity and bytes of the buffers that `value` holds."""
-    if hasattr(value, "nbytes") and hasattr(value, "base"):
-        yield _buffer(value)
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _arrays(entry)
-    elif isinstance(value, list | tuple):
-        for entry in value:
-            yield from _arrays(entry)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from _arrays(getattr(value, field.name, None))
-
-
-def _buffer(array: Any) -> tuple[int, int]:
-    while hasattr(array.base, "nbytes"):
-        array = array.base
-    return id(array), int(array.nbytes)
-
-
-def alone_schedule(stages: Stages) -> Schedule:
-    """Return the schedule that measures costs of single actions: one stream, every I before its W."""
-    # Of a stage of several layers the first of I and W computes the inner gradients, which the other one needs as well.
-    # On two streams all else waits for I; so they are counted there. Each update comes one weight gradient late, so
-    # that it is not fused with its own, as it is not on two streams.
-    graph = StepGraph(len(stages), unweighted=stages.unweighted, updates="step")
-    actions = [Action(stage, "F", 0) for stage in range(len(stages))]
-    late: list[Action] = []
-    for stage in reversed(range(len(stages))):
-        actions += [Action(stage, "I", 0)] * (stage > 0)
-        if graph.weighted(stage):
-            actions += [Action(stage, "W", 0), *late]
-            late = [Action(stage, "U")]
-    return Schedule.of(graph, [{"main": actions + late}], "conventional, I before W")
-
-
-def with_handing(spans: Iterable[Span], schedule: Schedule, joined: Container[int] = ()) -> list[Span]:
-    """Return spans that begin when their actions could have begun: the delay of starting is part of the work."""
-    # An action could begin when the one before it in its stream, and all that it needs of the other stream, had ended.
-    # The caller's work between steps is not part of the first forward. Stages `joined` are of several layers: their W
-    # does nothing before their I has computed the inner gradients.
-    ended: dict[Action, float] = {}
-    last: dict[int, float] = {}
-    out: list[Span] = []
-    for span in sorted(spans, key=lambda span: span.end):
-        action, start, end = span
-        lane, own = schedule.places[action][0], Action(action.stage, "I", 0)
-        if action.kind == "W" and action.stage in joined and start < ended.get(own, start):
-            span = span._replace(start=ended[own])  # noqa: PLW2901
-        elif lane in last:
-            able = max(ended.get(need, 0.0) for need in (action, *_needs(schedule, action)))
-            able = max(start, able) if action == FIRST else min(start, max(last[lane], able))
-            span = span._replace(start=able)  # noqa: PLW2901
-        ended[action] = last[lane] = end
-        out.append(span)
-    return sorted(out, key=lambda span: span.start)
-
-
-def _needs(schedule: Schedule, action: Action) -> Iterator[Action]:
-    yield from schedule.graph.predecessors(action)
-    yield from schedule.graph.carried(action)
-
-
-def costs_alone(executor: TimedExecutor) -> Costs:
-    """Return how long every action takes by itself, from steps in the order of `alone_schedule` since the last call."""
-    return measured_costs(with_handing(executor.spans(), executor.schedule), executor.bytes)
-
-
-def costs_beside(executor: TimedExecutor, alone: Costs) -> Costs:
-    """Return `alone` with how actions slow each other down, from steps on two streams since the last call."""
-    stages, schedule = executor.stages.all, executor.schedule
-    joined = {number for number, stage in enumerate(stages) if getattr(stage.layer, "children", None)}
-    spans = with_handing(executor.spans(), schedule, joined)
-    return replace(alone, slowdown=measured_slowdowns(spans, schedule, alone))
-
-
-def measured_costs(spans: Iterable[Span], stages: tuple[StageBytes, ...]) -> Costs:
-    """Return the median of every action's durations, of steps on one stream."""
-    found: dict[str, list[float]] = defaultdict(list)
-    for span in spans:
-        found[_key(span.action)].append(span.end - span.start)
-    skipped = {f"{number}{kind}": 0.0 for number in range(len(stages)) for kind in "IWU"}  # missing actions
-    return Costs(Durations(skipped | {key: median(values) for key, values in found.items()}), stages)
-
-
-def measured_slowdowns(spans: Iterable[Span], schedule: Schedule, costs: Costs) -> Slowdowns:
-    """Return how much slower every action of a schedule of two streams runs while the other stream is busy."""
-    # An action that takes D seconds, O of them overlapped, and A alone satisfies `A = D - O + O / slowdown`. A short
-    # overlap says little, so each action is taken to have done a quarter more, slowed down like all of them together.
-    lanes: list[list[Span]] = [[], []]
-    for span in sorted(spans, key=lambda span: span.start):
-        lanes[schedule.places[span.action][0]].append(span)
-    measured: dict[Action, list[tuple[float, float]]] = defaultdict(list)
-    for own, other in (lanes, lanes[::-1]):
-        ends = [span.end for span in other]
-        for span in own:
-            measured[span.action].append((span.end - span.start, _overlap(span, other, bisect(ends, span.start))))
-    # Medians ignore pauses of the machine.
-    known = {
-        action: (median(t for t, _ in times), median(beside for _, beside in times), costs.duration(action))
-        for action, times in measured.items()
-    }
-    lasted, beside, by_itself = (sum(times) for times in zip(*known.values(), strict=True))
-    every = _slowdown(lasted, beside, by_itself)
-    entries = {_key(action): _slowdown(*times, every) for action, times in known.items()}
-    return Slowdowns(dict.fromkeys("FIWU", every) | entries)
-
-
-def _slowdown(lasted: float, beside: float, alone: float, every: float = 0.0) -> float:
-    done = beside - (lasted - alone)
-    if every:
-        beside, done = beside + every * alone / 4, done + alone / 4
-    return min(MOST, max(1.0, beside / done)) if done > 0 else MOST if beside > 0 else 1.0
-
-
-def _key(action: Action) -> str:
-    return f"{action.stage}{action.kind}"
-
-
-def _overlap(span: Span, others: Sequence[Span], first: int) -> float:
-    """Return for how long one of `others` runs during `span`; from number `first` on they end after it has begun."""
-    there = takewhile(lambda other: other.start < span.end, islice(others, first, None))
-    return sum(min(span.end, other.end) - max(span.start, other.start) for other in there)
-
-
-# Finding the schedule during training: the first steps are measured.
-
-MEASURED = 5
-"""Steps measured on one stream, and as many on two; one before each is not."""
-ROUNDS = 3
-"""How often every candidate is measured, in turn."""
-HOPELESS = 1.25
-"""Candidates this much slower than the fastest are not measured again, except the conventional schedule: a pause of the
-machine in its only round would make another one seem faster."""
-MEMORY_RATIO = 1.1
-"""Peak of memory as a multiple of the conventional schedule's (Oh et al. 2022, §8.2)."""
-_Search = Generator[tuple[Executor, int], list[float], None]
-
-
-class OutOfOrderExecutor:
-    """Trains, measures meanwhile, finds the fastest schedule of a step, and goes on with that.
-
-    Has the interface of `Executor`. The first steps run on one stream, and each action is timed. The next steps run on
-    two streams, to measure how much they slow each other down. With these costs schedules are built, see `candidates`,
-    and each runs some steps in turn; the fastest by the clock is kept, the conventional one unless another is faster
-    beyond the spread of their rounds. The results are the same with every schedule. Batches of another size than the
-    first one are not measured.
-
-    Parameters
-    ----------
-    model, loss, optimizer, watch
-        As for `Executor`.
-    memory_ratio
-        Bound for the simulated peak of memory, as a multiple of the conventional schedule's.
-    steps
-        How many to measure, on one stream and then on two, and in all of each candidate.
-    graph
-        As for `Executor`, for the steps whose actions are not measured.
-    clock
-        Returns seconds.
-
-    Attributes
-    ----------
-    found
-        The schedule, once it is known.
-    costs
-        The measured ones, as far as they are known.
-    uncaptured
-        As for `Executor`.
-
-    Raises
-    ------
-    OptionError
-        The model cannot run on two streams.
-    """
-
-    def __init__(
-        self, model: Any, loss: Any, optimizer: Any, *, watch: Watch | None = None, memory_ratio: float = MEMORY_RATIO,
-        steps: int = MEASURED, graph: bool | None = False, clock: Callable[[], float] = time.perf_counter,
-    ) -> None:  # fmt: skip
-        self.stages = Stages(model, trained_parameters(model, optimizer))
-        self.found: FoundSchedule | None = None
-        self.costs: Costs | None = None
-        self._parts, self._watch = (model, loss, optimizer), watch
-        self._ratio, self._wanted, self._graph, self._clock = memory_ratio, steps, graph, clock
-        self._samples: int | None = None
-        self._on_host = backend.is_host(backend.namespace(next(iter(model.parameters().values()))))
-        self._size: dict[str, Any] = {"stages": len(self.stages), "unweighted": self.stages.unweighted}
-        # Refuses now what later steps would refuse.
-        self.uncaptured = self._plain(two_stream_list(**self._size)).uncaptured
-        self._search = self._searching()
-        self._begin(next(self._search))
-
-    def _searching(self) -> _Search:
-        """Yield the executor of the next steps, and how many of them count; receive their seconds."""
-        alone = self._timed(alone_schedule(self.stages))
-        yield alone, self._wanted
-        self.costs = costs_alone(alone)
-        beside = self._timed(two_stream_list(**self._size, costs=self.costs))
-        yield beside, self._wanted
-        self.costs = costs_beside(beside, self.costs)
-        trials = candidates(self._size, self.costs, self._ratio)
-        for _ in range(ROUNDS):
-            fastest = min(trial.seconds for trial in trials)
-            for number, trial in enumerate(trials):
-                if number > 0 and trial.seconds > HOPELESS * fastest:  # the first is the reference
-                    continue
-                seconds = yield self._plain(trial.schedule), -(-self._wanted // ROUNDS)
-                trials[number] = trial.measured(fmean(seconds))
-        self.found = FoundSchedule(tuple(trials), self.costs, self._ratio)
-        yield self._plain(self.found.schedule), 0
-
-    def _begin(self, what: tuple[Executor, int]) -> None:
-        self._executor, self._counted = what
-        self._seconds: list[float] = []
-        self._warm = 1 if self.uncaptured else 3  # until a graph is captured
-
-    def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
-        """Run one step; see `Executor.step`."""
-        if self.found is not None:
-            return self._executor.step(batches, tag)
-        samples = sum(len(batch[1]) for batch in batches)
-        self._samples = samples if self._samples is None else self._samples
-        counts = samples == self._samples
-        done = [] if counts else self.flush()  # a step of another size must not overlap others
-        if isinstance(self._executor, TimedExecutor):
-            self._executor.counts = counts and self._warm == 0
-        begin = self._clock()
-        # Actions are measured on one core, as on each of two streams (which set that themselves).
-        with threads.one_core() if self.costs is None and self._on_host else contextlib.nullcontext():
-            done += self._executor.step(batches, tag)
-        if not counts:
-            return done + self._executor.flush()
-        if self._warm > 0:
-            self._warm -= 1
-            return done
-        self._seconds.append(self._clock() - begin)
-        if len(self._seconds) == self._counted:
-            done += self._executor.flush()
-            self._executor.close()
-            self._begin(self._search.send(self._seconds))
-        return done
-
-    def _timed(self, schedule: Schedule) -> TimedExecutor:
-        return TimedExecutor(*self._parts, schedule, watch=self._watch)
-
-    def _plain(self, schedule: Schedule) -> Executor:
-        return Executor(*self._parts, schedule, watch=self._watch, graph=self._graph)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_executor":  # not known yet
-            raise AttributeError(name)
-        return getattr(self._executor, name)
-
-    def flush(self, *, wait: bool = True) -> list[Step]:
-        """Finish the last step; see `Executor.flush`."""
-        begin = self._clock()
-        done = self._executor.flush(wait=wait)
-        if self._seconds:  # part of the last step: a caller may want the model after each
-            self._seconds[-1] += self._clock() - begin
-        return done

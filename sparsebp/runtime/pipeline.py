@@ -24,16 +24,17 @@ from sparsebp.optim import Predictor
 from sparsebp.runtime.actions import (
     Actions,
     Batch,
-    Run,
+    Observer,
     Stages,
     Step,
-    Watch,
+    StepFunction,
     check_complete,
     check_even,
     in_sequence,
     trained_parameters,
 )
-from sparsebp.runtime.launch import check_marks, checksum, exchange, mark_of, options_of
+from sparsebp.runtime.agreement import check_marks, checksum, exchange, mark_of, options_of
+from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.streams import check_of_model, fewer, without_frozen
 from sparsebp.schedule import Action, Costs, Kind, Overlap, Schedule, Simulation, actions_of, parts_of, simulate
 from sparsebp.schedule.builders import place_updates
@@ -49,10 +50,10 @@ class PipelineActions(Actions):
     # share: Makes the numbers of a step known to all ranks, before the first update if all gradients are ready by then.
 
     def __init__(
-        self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch,
-        own: Mapping[int, Collection[int]], share: Run,
+        self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, observer: Observer,
+        own: Mapping[int, Collection[int]], share: StepFunction,
     ) -> None:  # fmt: skip
-        super().__init__(stages, loss, optimizer, clip_norm, watch)
+        super().__init__(stages, loss, optimizer, clip_norm, observer)
         self.own, self._share = own, share
         held = {name for number in own for name in stages[number].parameters.values()}
         self.names = tuple(name for name in stages.names if name in held)
@@ -61,7 +62,7 @@ class PipelineActions(Actions):
         """Return whether a stage runs on this rank for a micro-batch."""
         return m in self.own.get(number, ())
 
-    def forward(self, number: int, m: int, count: int) -> Run:
+    def forward(self, number: int, m: int, count: int) -> StepFunction:
         """F; an output that another rank needs goes to the outbox."""
         forward, last = super().forward(number, m, count), number == len(self.stages) - 1
         if self.runs(number + 1, m) or last:
@@ -78,12 +79,12 @@ class PipelineActions(Actions):
         here, there = self.own.get(number), self.own.get(number + 1)
         return super()._behind(number) if here is not None and here == there else None
 
-    def _loss(self, m: int, count: int) -> Run:
+    def _loss(self, m: int, count: int) -> StepFunction:
         loss = super()._loss(m, count)
 
         def run(step: Step) -> None:
             loss(step)
-            score = self.watch.score(step.predictions[m], step.targets[m])
+            score = self.observer.score(step.predictions[m], step.targets[m])
             step.scores[m] = None if score is None else (float(score[0]), float(score[1]))  # synchronize!
 
         return run
@@ -275,14 +276,14 @@ class P2PBuffers:
     ) -> Callable[[], list[Array]]:
         """Begin to send `own` to other ranks, and to receive what is like it; the result returns that of `makers`."""
         carried = None if own is None else self._carried(own)
-        rooms = {rank: self._carrier.empty(like.shape, like.dtype) for rank in others if rank in makers}
+        buffers = {rank: self._carrier.empty(like.shape, like.dtype) for rank in others if rank in makers}
         handles = [] if carried is None else [self._transport.isend(carried, rank, 0) for rank in others]
-        handles += [self._transport.irecv(room, rank, 0) for rank, room in rooms.items()]
+        handles += [self._transport.irecv(buffer, rank, 0) for rank, buffer in buffers.items()]
 
         def finish() -> list[Array]:
             for handle in handles:
                 handle.wait()
-            return [backend.as_namespace(rooms[rank], self._xp) if rank in rooms else own for rank in makers]
+            return [backend.as_namespace(buffers[rank], self._xp) if rank in buffers else own for rank in makers]
 
         return finish
 
@@ -547,18 +548,18 @@ def _parameter(key: str, names: Mapping[str, Any]) -> str | None:
     return None
 
 
-Task: TypeAlias = Callable[[list[Step]], None]
+RankTask: TypeAlias = Callable[[list[Step]], None]
 """Runs for the steps under way: one, or one a micro-batch."""
 
 
-class _Program(NamedTuple):
+class _RankTasks(NamedTuple):
     """A rank's tasks of a step, and how many updates ahead the weights are that its actions stand for."""
 
-    tasks: list[Task]
+    tasks: list[RankTask]
     ahead: dict[Action, int]
 
 
-class PipelineExecutor:
+class PipelineExecutor(Executor):
     """One rank's part of the steps of a model whose stages are on several ranks.
 
     Every rank has the whole model, and computes and updates only its own stages: `flush` brings the others' up to date.
@@ -568,7 +569,7 @@ class PipelineExecutor:
     Parameters
     ----------
     model, loss, optimizer
-        As for `sparsebp.runtime.executor.Executor`; the same on all ranks, from the same seed.
+        As for `sparsebp.runtime.executor.PlainExecutor`; the same on all ranks, from the same seed.
     schedule
         For the model's stages and as many workers as there are ranks; worker and rank have the same number. Without
         updates it gets them at its end.
@@ -576,7 +577,7 @@ class PipelineExecutor:
         Between the ranks.
     clip_norm
         Largest Euclidean norm of the gradients of all stages together; None does not clip.
-    watch
+    observer
         Is told of losses, on the last stage's rank, and of gradients that are not finite, on their stage's.
     predictor
         Predicts the weights that forwards and backwards read, in an asynchronous schedule with ``weights="latest"``;
@@ -614,11 +615,12 @@ class PipelineExecutor:
     changed.
     """
 
+    has_all_stages = False
     uncaptured = ("ranks wait for each other on the host",)
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, transport: Transport, *,
-        clip_norm: float | None = None, watch: Watch | None = None, predictor: Predictor | None = None,
+        clip_norm: float | None = None, observer: Observer | None = None, predictor: Predictor | None = None,
         note: Note | None = None,
     ) -> None:  # fmt: skip
         self.stages = Stages(model, trained_parameters(model, optimizer))
@@ -633,7 +635,7 @@ class PipelineExecutor:
                for stage in range(len(self.stages)) if transport.rank in schedule.workers_of(stage)}  # fmt: skip
         self._losses_of = [schedule.worker_of(len(self.stages) - 1, m) for m in everything]  # ranks
         self._actions = PipelineActions(
-            self.stages, loss, optimizer, clip_norm, watch or Watch(), own, lambda step: self._share([step])
+            self.stages, loss, optimizer, clip_norm, observer or Observer(), own, lambda step: self._share([step])
         )
         xp = backend.namespace(next(iter(model.parameters().values())))
         self._p2p = P2PBuffers(transport, xp)
@@ -642,7 +644,7 @@ class PipelineExecutor:
         self._predictor = predictor
         self._versions = Versions(names, model.parameters(), stashed=stashed, predictor=predictor, note=note)
         self._asynchronous = schedule.graph.updates == "microbatch"
-        self._programs: dict[int, _Program] = {}
+        self._programs: dict[int, _RankTasks] = {}
         self.times: dict[Action, tuple[float, float]] = {}
         programs = lower(schedule)
         self._gathered = all(_gathers(program) for program in programs)
@@ -674,12 +676,8 @@ class PipelineExecutor:
         """The version of its stage's weights that each own F and I of the last asynchronous step has read, from 0."""
         return self._versions.reads
 
-    def own(self, indices: Any) -> Any:
-        """Return which samples of a micro-batch this rank computes: all."""
-        return indices
-
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
-        """Run one step, on all ranks with the same batches; see `Executor.step`.
+        """Run one step, on all ranks with the same batches; see `PlainExecutor.step`.
 
         Returns
         -------
@@ -704,8 +702,10 @@ class PipelineExecutor:
         check_complete(self._actions.optimizer, self.stages)
         self._failed = True
         steps = self._new(batches, tag)
-        # The shapes inside the model follow from these. Arrays of samples on a device are not read for their checksums.
+        # The shapes inside the model follow from these.
         self._p2p.begin([tuple((x.shape, x.dtype.str) for x in (batch[0], *batch[2:])) for batch in batches])
+        # The first stage has one rank's inputs, the last one another's targets, which must be of the same samples.
+        # Arrays on a device are not read for that.
         self._samples = [checksum(part) for batch in batches for part in batch if isinstance(part, np.ndarray)]
         program = self._compiled(len(batches))
         self._versions.begin(program.ahead)
@@ -725,9 +725,6 @@ class PipelineExecutor:
             self._apart = False
         return []
 
-    def close(self) -> None:
-        """Nothing is left over."""
-
     # ---- one step ----------------------------------------------------------------------------------------------------
 
     def _new(self, batches: Sequence[Batch], tag: Any) -> list[Step]:
@@ -745,7 +742,7 @@ class PipelineExecutor:
             return steps[0]
         whole = Step(batches, self.stages, tag)
         counts = [step.counted for step in steps]
-        whole.weigh(counts, sum(counts))
+        whole.set_shares(counts, sum(counts))
         for m, step in enumerate(steps):
             whole.values[m], whole.scores[m], whole.predictions[m] = step.values[0], step.scores[0], step.predictions[0]
             for name, square in step.squares.items():
@@ -772,18 +769,18 @@ class PipelineExecutor:
 
     # ---- programs ----------------------------------------------------------------------------------------------------
 
-    def _compiled(self, count: int) -> _Program:
+    def _compiled(self, count: int) -> _RankTasks:
         if count not in self._programs:
             part = fewer(self.schedule, count)
             self._programs[count] = self._program_of(part, lower(part))
         return self._programs[count]
 
-    def _program_of(self, schedule: Schedule, programs: Sequence[RankProgram]) -> _Program:
+    def _program_of(self, schedule: Schedule, programs: Sequence[RankProgram]) -> _RankTasks:
         ahead = self._versions.ahead(schedule) if self._asynchronous else {}
-        return _Program(self._tasks(programs[self._transport.rank], schedule.graph.microbatches), ahead)
+        return _RankTasks(self._tasks(programs[self._transport.rank], schedule.graph.microbatches), ahead)
 
-    def _tasks(self, program: RankProgram, count: int) -> list[Task]:
-        tasks: list[Task] = []
+    def _tasks(self, program: RankProgram, count: int) -> list[RankTask]:
+        tasks: list[RankTask] = []
         parts = [part for one in program.instructions if isinstance(one, Compute) for part in parts_of(one.cell)]
         ends = {(part.stage, part.microbatch): part for part in parts if part.kind in "IW"}  # the last of each backward
         names = self.stages.updated_at([part.stage for part in parts if part.kind == "U"], last=True)
@@ -826,7 +823,7 @@ class PipelineExecutor:
             first, *more = finish()
             step.grads[name] = sum(more, first)
 
-    def _runs(self, part: Action, count: int, names: dict[int, list[str]]) -> list[Run]:
+    def _runs(self, part: Action, count: int, names: dict[int, list[str]]) -> list[StepFunction]:
         """Return the function that a part of a cell runs, if any."""
         number, m, actions = part.stage, part.microbatch or 0, self._actions
         if self._asynchronous:  # each micro-batch is a separate step
@@ -843,7 +840,7 @@ class PipelineExecutor:
         # The update of a shared parameter is with another stage's.
         return [actions.update(names[number], gathered=self._gathered)] if number in names else []
 
-    def _undrawn(self, number: int, forward: Run) -> Run:
+    def _undrawn(self, number: int, forward: StepFunction) -> StepFunction:
         """Return the F of a replicated stage: a draw is refused, for the other ranks would make the same one."""
         stage = self.stages[number]
 
@@ -858,7 +855,7 @@ class PipelineExecutor:
 
         return run
 
-    def _timed(self, action: Action, task: Task) -> Task:
+    def _timed(self, action: Action, task: RankTask) -> RankTask:
         def timed(steps: list[Step]) -> None:
             begin = time.perf_counter()
             task(steps)
@@ -866,7 +863,7 @@ class PipelineExecutor:
 
         return timed
 
-    def _versioned(self, action: Action, run: Run, last: bool) -> Task:
+    def _versioned(self, action: Action, run: StepFunction, last: bool) -> RankTask:
         """Return a task of an asynchronous schedule; with `last` a micro-batch's backward is over after it."""
         versions, number, kind, m = self._versions, action.stage, action.kind, action.microbatch or 0
 
@@ -884,7 +881,7 @@ class PipelineExecutor:
 
         return update if kind == "U" else compute
 
-    def _carries(self, one: Post | Await | Send | Sent, message: Message) -> Task:
+    def _carries(self, one: Post | Await | Send | Sent, message: Message) -> RankTask:
         p2p, actions, (number, kind, m) = self._p2p, self._actions, message.source
         which, place = (m or 0, 0) if self._asynchronous else (0, m or 0)
         match one:
@@ -908,7 +905,7 @@ def _held_by(schedule: Schedule, stages: Stages) -> dict[str, list[int]]:
     return {name: sorted(ranks) for name, ranks in held.items()}
 
 
-def _of_the_step(run: Run) -> Task:
+def _of_the_step(run: StepFunction) -> RankTask:
     return lambda steps: run(steps[0])
 
 

@@ -24,17 +24,20 @@ from sparsebp.optim.sharded import PieceOptimizer
 from sparsebp.runtime.actions import (
     Actions,
     Batch,
-    Run,
+    Observer,
     Stages,
     Step,
-    Watch,
+    StepFunction,
+    buffers_of,
     in_sequence,
     is_ours,
     targets_of,
     trained_parameters,
 )
-from sparsebp.runtime.executor import REPEATED, Executor, TimedExecutor, measured_costs
-from sparsebp.runtime.launch import check_marks, check_same, checksums, mark_of, options_of
+from sparsebp.runtime.agreement import check_marks, check_same, checksums, exchange, mark_of, options_of
+from sparsebp.runtime.executor import PlainExecutor
+from sparsebp.runtime.measure import TimedExecutor, measured_costs
+from sparsebp.runtime.search import REPEATED, SearchingExecutor
 from sparsebp.runtime.streams import parts_in
 from sparsebp.schedule import Action, Costs, Kind, Schedule, StageBytes, simulate, validate
 from sparsebp.schedule.builders import place_updates, reverse_first_k, search_k
@@ -85,7 +88,7 @@ class Buckets:
     """Sums gradients over all ranks, bucket by bucket."""
 
     # The buckets are begun in their order, whatever the order in which they are filled: it is the same on all ranks.
-    # parts: Names of parameters, bucket by bucket, in the order in which their gradients are sent: see `parted`.
+    # parts: Names of parameters, bucket by bucket, in the order in which their gradients are sent: see `bucket_names`.
     # blocking: Whether to wait for each sum as soon as it has begun.
     # all: In the order of their sums. waited: Seconds that this rank has waited for sums, in all.
 
@@ -152,7 +155,7 @@ class Buckets:
                 yield here
 
 
-def parted(
+def bucket_names(
     params: Mapping[str, Array], complete: Mapping[str, int], used: Mapping[str, int], limit: int
 ) -> list[list[str]]:
     """Return the names of the parameters of each bucket: neighbours of one dtype."""
@@ -187,7 +190,7 @@ class Totals:
         self._own: list[Any] = []  # how much this rank's micro-batches count
         self._under_way: Handle | None = None  # until the counts have arrived
         self._sum: tuple[Handle, Array] | None = None  # how much all ranks' count, of counts that the host cannot read
-        self._told: dict[int, tuple[Handle, Array]] = {}  # by the identity of a step that is under way
+        self._close_totals: dict[int, tuple[Handle, Array]] = {}  # by the identity of a step that is under way
 
     def open(self, batches: Sequence[Batch], counts: Sequence[Any], optimizer: Any) -> None:
         """Begin to count the samples of a step on all ranks, and to compare the optimizers' options."""
@@ -215,18 +218,18 @@ class Totals:
         """Make the step's shares relative to all ranks."""
         self.samples(0)
         if self._sum is None:
-            step.weigh(self._own, sum(self._counts[1].tolist()))
+            step.set_shares(self._own, sum(self._counts[1].tolist()))
             return
         handle, total = self._sum
         handle.wait()
-        step.weigh(self._own, total[0])
+        step.set_shares(self._own, total[0])
 
     def rows(self, m: int) -> Rows:
         """Return this rank's rows among the samples of all ranks in a micro-batch."""
         samples, rank = self.samples(m), self.transport.rank
         return Rows(sum(samples[:rank]), samples[rank], sum(samples))
 
-    def tell(self, step: Step) -> None:
+    def begin_sums(self, step: Step) -> None:
         """Begin to sum loss and score over all ranks, once all of this rank's are known."""
         there = [m for m, batch in enumerate(step.batches) if len(batch[1])]
         values: Any = step.values if step.later is None else step.later.losses
@@ -243,11 +246,11 @@ class Totals:
                 sums[1] += scores[m][0]
                 sums[2] += scores[m][1]
         transport = self.host if step.later is None else self.transport
-        self._told[id(step)] = transport.allreduce(sums), sums
+        self._close_totals[id(step)] = transport.allreduce(sums), sums
 
     def close(self, step: Step) -> None:
         """Write the sums over all ranks to the step: its first micro-batch then has the loss and score of all."""
-        told = self._told.pop(id(step), None)
+        told = self._close_totals.pop(id(step), None)
         if told is None:
             return
         handle, sums = told
@@ -264,23 +267,23 @@ class Totals:
     def forget(self) -> None:
         """Drop pending sums."""
         self._under_way = None
-        self._told.clear()
+        self._close_totals.clear()
 
 
 class ReplicaActions(Actions):
     """`Actions` of one of several replicas; micro-batches without samples on this rank are skipped."""
 
     def __init__(
-        self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch, *,
+        self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, observer: Observer, *,
         buckets: Buckets, totals: Totals,
     ) -> None:  # fmt: skip
-        super().__init__(stages, loss, optimizer, clip_norm, watch)
+        super().__init__(stages, loss, optimizer, clip_norm, observer)
         self.buckets, self.totals = buckets, totals
         self._holders = Counter(name for stage in stages.all for name in set(stage.parameters.values()))
         self._ended = 0  # micro-batches whose loss is known
         self._left: dict[str, int] = {}  # of each parameter, how many W its gradient still lacks
 
-    def forward(self, number: int, m: int, count: int) -> Run:
+    def forward(self, number: int, m: int, count: int) -> StepFunction:
         """F; the last stage's shares the loss with the other ranks."""
         run = self._drawing(number, m, _unless_empty(super().forward(number, m, count), m))
         if number < len(self.stages) - 1:
@@ -291,14 +294,14 @@ class ReplicaActions(Actions):
                 self.share(step)
             run(step)
             if len(step.batches[m][1]) and step.later is None:
-                score = self.watch.score(step.predictions[m], step.targets[m])
+                score = self.observer.score(step.predictions[m], step.targets[m])
                 step.scores[m] = None if score is None else (float(score[0]), float(score[1]))
             if m == count - 1 and step.update is None:  # the last micro-batch is empty
                 step.update = self.optimizer.begin()
             self._ended += 1
             if self._ended == len(step.batches):
                 self._ended = 0
-                self.totals.tell(step)
+                self.totals.begin_sums(step)
 
         return last
 
@@ -307,7 +310,7 @@ class ReplicaActions(Actions):
         step.sums = self.summed is not None
         self.totals.share(step)
 
-    def _drawing(self, number: int, m: int, run: Run) -> Run:
+    def _drawing(self, number: int, m: int, run: StepFunction) -> StepFunction:
         """Return `run`, an F, in which layers draw this rank's rows of one worker's draws for all samples."""
         layer = self.stages[number].layer
         generators = layer.generators() if hasattr(layer, "generators") else {}
@@ -337,15 +340,15 @@ class ReplicaActions(Actions):
 
         return draw
 
-    def input_grad(self, number: int, m: int) -> Run:
+    def input_grad(self, number: int, m: int) -> StepFunction:
         """I."""
         return _unless_empty(super().input_grad(number, m), m)
 
-    def scan(self, m: int) -> Run:
+    def scan(self, m: int) -> StepFunction:
         """All I of a micro-batch at once."""
         return _unless_empty(super().scan(m), m)
 
-    def weight_grad(self, number: int, m: int) -> Run:
+    def weight_grad(self, number: int, m: int) -> StepFunction:
         """W; gradients that are complete with it go to their buckets."""
         run = _unless_empty(super().weight_grad(number, m), m)
         names = dict.fromkeys(self.stages[number].parameters.values())
@@ -363,7 +366,7 @@ class ReplicaActions(Actions):
 
         return replica
 
-    def weight_grad_and_update(self, number: int, m: int, names: Sequence[str]) -> Run:
+    def weight_grad_and_update(self, number: int, m: int, names: Sequence[str]) -> StepFunction:
         """W and U, one after the other: the update is made with the gradient of all ranks."""
         return in_sequence(self.weight_grad(number, m), self.update(names, gathered=False))
 
@@ -373,13 +376,13 @@ class ReplicaActions(Actions):
             self.buckets.wait_all()
             super().gather(step)
 
-    def use(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
+    def apply_update(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
         """Update some parameters, in the order in which their gradients arrive."""
         for some in self.buckets.arriving(names):
-            super().use(step, some, gathered=gathered and self.clip_norm is not None)
+            super().apply_update(step, some, gathered=gathered and self.clip_norm is not None)
 
 
-def _unless_empty(run: Run, m: int) -> Run:
+def _unless_empty(run: StepFunction, m: int) -> StepFunction:
     """Return `run`, skipped for micro-batches without samples on this rank."""
 
     def replica(step: Step) -> None:
@@ -427,14 +430,14 @@ class ShardedBucket(Bucket):
             begin, length = self.slots[name]
             self.flat.reshape(self._rows)[:, begin : begin + length] = grad
         else:
-            for room, part in self._pairs(name, self.flat, grad.reshape(-1)):
-                room[...] = part
+            for slots, part in self._pairs(name, self.flat, grad.reshape(-1)):
+                slots[...] = part
         return self.flat
 
     def read(self, name: str, flat: Array, out: Array) -> None:
         """Write a parameter of `flat`, an array like the bucket's, to `out`, C-contiguous."""
-        for room, part in self._pairs(name, flat, out.reshape(-1)):
-            part[...] = room
+        for slots, part in self._pairs(name, flat, out.reshape(-1)):
+            part[...] = slots
 
     def _pairs(self, name: str, flat: Array, values: Array) -> Iterator[tuple[Array, Array]]:
         """Yield views of a parameter in `flat` and the matching `values`: all full rows, then the rest."""
@@ -442,10 +445,10 @@ class ShardedBucket(Bucket):
         if length == 0:
             return
         full, rest = divmod(values.size, length)
-        room = flat.reshape(self._rows)[:, begin : begin + length]
-        yield room[:full], values[: full * length].reshape(full, length)
+        slots = flat.reshape(self._rows)[:, begin : begin + length]
+        yield slots[:full], values[: full * length].reshape(full, length)
         if rest:
-            yield room[full, :rest], values[full * length :]
+            yield slots[full, :rest], values[full * length :]
 
 
 class ShardedBuckets(Buckets):
@@ -504,7 +507,7 @@ class ShardedActions(ReplicaActions):
         self._look_at(step, self.stages.names, grads)
         self._clip(step, grads)
 
-    def use(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
+    def apply_update(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
         """Update the buckets of some parameters, unless they are updated already."""
         buckets = self.buckets.holding(name for name in names if name in step.grads)
         grads = self.buckets.summed(buckets)
@@ -536,7 +539,7 @@ class ShardedActions(ReplicaActions):
         step.squares.update(found)
         wrong = {name: np.float64(square) for name, square in found.items() if not math.isfinite(square)}
         if wrong:
-            self.watch.gradients(step, wrong)
+            self.observer.gradients(step, wrong)
 
 
 def gathered(optimizer: PieceOptimizer, buckets: ShardedBuckets, *, keep: bool) -> None:
@@ -564,8 +567,8 @@ def gathered(optimizer: PieceOptimizer, buckets: ShardedBuckets, *, keep: bool) 
 Indices = TypeVar("Indices", bound=Sequence[Any])
 
 
-class ReplicaExecutor(Executor):
-    """An `Executor` of one of several replicas, which all run the same schedule on their own part of the samples.
+class ReplicaExecutor(PlainExecutor):
+    """An `PlainExecutor` of one of several replicas, which all run the same schedule on their own part of the samples.
 
     Each S of the schedule sums the gradients of its stage over all ranks; neighbours share a bucket. A sum begins as
     soon as the gradients of its bucket, and of those before it in the schedule, are complete, and an update waits for
@@ -573,17 +576,17 @@ class ReplicaExecutor(Executor):
     waited for at once. With updates before the next forwards (`place_updates` with ``fusion="forward"``, or after
     `reverse_first_k`) the remaining sums overlap those, too.
 
-    The gradient is that of the mean over all ranks, whatever each one's share: see `Executor`. It equals one worker's
-    with all samples, up to rounding. All ranks make the same update, so their parameters stay bitwise equal, also from
-    run to run. Each `Step` returned has the loss of all samples, and the norm of the averaged gradient, which decides
-    the clipping. Layers see only their own rank's samples. Batch normalisation therefore keeps separate statistics on
-    each rank, and only rank 0's are used afterwards. Dropout draws its rows of one worker's mask
+    The gradient is that of the mean over all ranks, whatever each one's share: see `PlainExecutor`. It equals one
+    worker's with all samples, up to rounding. All ranks make the same update, so their parameters stay bitwise equal,
+    also from run to run. Each `Step` returned has the loss of all samples, and the norm of the averaged gradient, which
+    decides the clipping. Layers see only their own rank's samples. Batch normalisation therefore keeps separate
+    statistics on each rank, and only rank 0's are used afterwards. Dropout draws its rows of one worker's mask
     (`sparsebp.nn.draw_rows`): the random generators begin with rank 0's states, and advance as one worker's.
 
     Parameters
     ----------
-    model, loss, optimizer, clip_norm, watch
-        As for `Executor`; the same on all ranks, except for `watch`.
+    model, loss, optimizer, clip_norm, observer
+        As for `PlainExecutor`; the same on all ranks, except for `observer`.
     schedule
         Of one worker and one stream, with one S per stage, on that stream or a separate one, and one update per step.
     transport
@@ -614,49 +617,53 @@ class ReplicaExecutor(Executor):
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, transport: Transport, *,
-        clip_norm: float | None = None, watch: Watch | None = None, sharded: bool = False,
+        clip_norm: float | None = None, observer: Observer | None = None, sharded: bool = False,
     ) -> None:  # fmt: skip
         self.sharded = check_flag("sharded", sharded)
         validate(schedule)
         self.transport = transport
-        self._sent, self._blocking, compute = _apart(schedule)
+        self._sent, self._blocking, compute = _without_syncs(schedule)
         self._totals, self._optimizer = Totals(transport), optimizer
         self._failed: str | None = None
-        self._pieces: PieceOptimizer | None = None
+        self._shard_optimizer: PieceOptimizer | None = None
         generators = model.generators() if hasattr(model, "generators") else {}
         facts = {
             "the schedule": (schedule.graph, [lane.cells for lane in schedule.lanes]), "clip_norm": clip_norm,
             "the layers that draw random numbers": sorted(generators),
         }  # fmt: skip
         states = {name: generator.bit_generator.state for name, generator in generators.items()}
+        # Gradients are averaged, but never parameters: those that differ would do so to the end.
         first, *_ = check_same(transport, facts | checksums(trained_parameters(model, optimizer)), states)
         for name, generator in generators.items():
             generator.bit_generator.state = first[name]
-        super().__init__(model, loss, optimizer, compute, clip_norm=clip_norm, watch=watch)
+        super().__init__(model, loss, optimizer, compute, clip_norm=clip_norm, observer=observer)
         self.schedule = schedule
         if schedule.graph.first == "U" and clip_norm is None:
             self._late = True  # the sums of a step arrive, and are checked, within the next one
 
-    def _make_actions(self, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch) -> Actions:
+    def _make_actions(self, loss: Any, optimizer: Any, clip_norm: float | None, observer: Observer) -> Actions:
         params = trained_parameters(self.stages.model, optimizer)
         names = self.stages.updated_at(self._sent, last=True)  # a parameter that several stages share: with the last
         sent = {name: params[name] for stage in self._sent for name in names.get(stage, ())}
-        parts = parted(sent, *self._times(), self.bucket_bytes)
+        parts = bucket_names(sent, *self._times(), self.bucket_bytes)
         kind = ShardedBuckets if self.sharded else Buckets
         self.buckets = kind(params, parts, self.transport, blocking=self._blocking)
         rest: Any = {"buckets": self.buckets, "totals": self._totals}
         if not isinstance(self.buckets, ShardedBuckets):
-            return ReplicaActions(self.stages, loss, optimizer, clip_norm, watch, **rest)
+            return ReplicaActions(self.stages, loss, optimizer, clip_norm, observer, **rest)
         pieces = {name: piece for bucket in self.buckets.all for name, piece in bucket.bounds.items()}
-        self._pieces = PieceOptimizer(optimizer, pieces)
-        return ShardedActions(self.stages, loss, self._pieces, clip_norm, watch, **rest)
+        self._shard_optimizer = PieceOptimizer(optimizer, pieces)
+        return ShardedActions(self.stages, loss, self._shard_optimizer, clip_norm, observer, **rest)
 
     def gather_state(self, *, everywhere: bool = False) -> None:
-        """Gather the optimizer's state for now, on rank 0 or everywhere; all ranks call it after `flush`."""
-        if self._pieces is not None and isinstance(self.buckets, ShardedBuckets):
-            keep = everywhere or self.transport.rank == 0
-            with self._failing():
-                gathered(self._pieces, self.buckets, keep=keep)
+        """Gather the optimizer's state for now, on rank 0 or everywhere, and take over rank 0's running statistics.
+
+        All ranks call it after `flush`.
+        """
+        with self._failing():
+            exchange(self.transport, {name: (0, array) for name, array in buffers_of(self.stages.model).items()})
+            if self._shard_optimizer is not None and isinstance(self.buckets, ShardedBuckets):
+                gathered(self._shard_optimizer, self.buckets, keep=everywhere or self.transport.rank == 0)
 
     @property
     def state_bytes(self) -> int:
@@ -689,7 +696,7 @@ class ReplicaExecutor(Executor):
         return own
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
-        """Run one step, with the same number of micro-batches on all ranks; see `Executor.step`.
+        """Run one step, with the same number of micro-batches on all ranks; see `PlainExecutor.step`.
 
         This rank's micro-batches may be empty, but not all on all ranks.
         """
@@ -697,25 +704,25 @@ class ReplicaExecutor(Executor):
             raise TransportError("A step of this rank has failed before", expected="the same steps on all ranks",
                                  got=self._failed, remedy="Make a new executor on every rank")  # fmt: skip
         with self._failing():
-            if self._pieces is not None:
-                self._pieces.take()
+            if self._shard_optimizer is not None:
+                self._shard_optimizer.take()
             counts = self._actions.counts(targets_of(self.stages, batches)[1], deferred=self._defers_metrics)
             self._totals.open(batches, counts, self._optimizer)
             return super().step(batches, tag)
 
     def _step(self, batches: Sequence[Batch], tag: Any) -> list[Step]:
-        return self._told(super()._step(batches, tag))
+        return self._close_totals(super()._step(batches, tag))
 
     def _finish(self) -> list[Step]:
-        return self._told(super()._finish())
+        return self._close_totals(super()._finish())
 
-    def _told(self, steps: list[Step]) -> list[Step]:
+    def _close_totals(self, steps: list[Step]) -> list[Step]:
         for step in steps:
             self._totals.close(step)
         return steps
 
     def flush(self, *, wait: bool = True) -> list[Step]:
-        """Finish the last step, as `Executor.flush`; nothing once a call has failed."""
+        """Finish the last step, as `PlainExecutor.flush`; nothing once a call has failed."""
         if self._failed is not None:
             return []
         with self._failing():
@@ -731,12 +738,12 @@ class ReplicaExecutor(Executor):
             raise
 
     def close(self) -> None:
-        """Drop unfinished work; see `Executor.close`."""
+        """Drop unfinished work; see `PlainExecutor.close`."""
         super().close()
         self._totals.forget()
 
 
-def _apart(schedule: Schedule) -> tuple[list[int], bool, Schedule]:
+def _without_syncs(schedule: Schedule) -> tuple[list[int], bool, Schedule]:
     """Return the stages in the order of their S, whether S block, and the schedule without them."""
     lanes = [lane for lane in schedule.lanes if any(part.kind == "S" for part in parts_in(lane))]
     if not schedule.graph.synchronised or len(lanes) > 1:
@@ -802,10 +809,10 @@ class TimedReplica(TimedExecutor, ReplicaExecutor):
         return found
 
 
-class ReverseFirstKExecutor:
+class ReverseFirstKExecutor(SearchingExecutor):
     """Replicas that measure their first steps, search the k of reverse first-k scheduling, and go on with that."""
 
-    # Has the interface of `ReplicaExecutor`. Rank 0 decides, from its actions' durations and the sums', and tells
+    # Rank 0 decides, from its actions' durations and the sums', and tells
     # the others; results are the same as with any schedule. Updates come right before the next forwards.
     # steps: How many to measure.
     # k: How many stages' weight gradients come last, in the order of the next forwards; None until it is known.
@@ -814,17 +821,17 @@ class ReverseFirstKExecutor:
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, transport: Transport, *, clip_norm: float | None = None,
-        watch: Watch | None = None, sharded: bool = False, steps: int = MEASURED,
+        observer: Observer | None = None, sharded: bool = False, steps: int = MEASURED,
     ) -> None:  # fmt: skip
         self._parts = model, loss, optimizer
         self._options: dict[str, Any] = {
-            "transport": transport, "clip_norm": clip_norm, "watch": watch, "sharded": sharded,
+            "transport": transport, "clip_norm": clip_norm, "observer": observer, "sharded": sharded,
         }  # fmt: skip
         self.transport, self._wanted, self._left = transport, steps, steps + 1
         self.k: int | None = None
         self.costs: Costs | None = None
         self.stages = Stages(model, trained_parameters(model, optimizer))
-        self._executor: ReplicaExecutor = TimedReplica(*self._parts, self._schedule(0), **self._options)
+        self.go_on_with(TimedReplica(*self._parts, self._schedule(0), **self._options))
 
     def _schedule(self, k: int) -> Schedule:
         size: dict[str, Any] = {"stages": len(self.stages), "unweighted": self.stages.unweighted}
@@ -835,10 +842,10 @@ class ReverseFirstKExecutor:
         if len(batches) != 1:
             raise OptionError("Reverse first-k scheduling is for one micro-batch a step", expected="accumulate=1",
                               got=len(batches), remedy="Use another schedule, or a smaller batch")  # fmt: skip
-        timed = self._executor if isinstance(self._executor, TimedReplica) else None
+        timed = self.inner if isinstance(self.inner, TimedReplica) else None
         if timed is not None:
             timed.counts = self._left <= self._wanted
-        done = self._executor.step(batches, tag)
+        done = self.inner.step(batches, tag)
         if timed is not None:
             self._left -= 1
             if self._left == 0:
@@ -855,9 +862,4 @@ class ReverseFirstKExecutor:
             found = k, self.costs
         self.k, self.costs = self.transport.broadcast(found)
         timed.close()
-        self._executor = ReplicaExecutor(*self._parts, self._schedule(self.k), **self._options)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_executor":  # not known yet
-            raise AttributeError(name)
-        return getattr(self._executor, name)
+        self.go_on_with(ReplicaExecutor(*self._parts, self._schedule(self.k), **self._options))

@@ -21,7 +21,7 @@ from sparsebp.core import backend, graphs, threads
 from sparsebp.core.errors import OptionError, SparseBPError, StaleError
 from sparsebp.core.graphs import GraphRecorder
 from sparsebp.core.shortcuts import belongs
-from sparsebp.runtime.actions import Actions, Batch, DeferredMetrics, Run, Stages, Step
+from sparsebp.runtime.actions import Actions, Batch, DeferredMetrics, Stages, Step, StepFunction
 from sparsebp.schedule import Action, Cell, Lane, Schedule, StepGraph, parts_of, validate
 
 # Compiling a schedule: one list of functions per stream, and which task waits for which.
@@ -31,7 +31,7 @@ from sparsebp.schedule import Action, Cell, Lane, Schedule, StepGraph, parts_of,
 class Task:
     """One action, or several updates in one."""
 
-    run: Run
+    run: StepFunction
     action: Action | None = None  # of several actions the first; None for the check of all gradients
     old: bool = False  # whether it finishes the step before: an update, or a gradient, left for the next forward
     # Actions of another stream to wait for: `(number of the event, whether it is of the step before)`.
@@ -48,7 +48,7 @@ class Task:
         return self.action is not None and self.action.kind == "U"
 
 
-Together: TypeAlias = Callable[[Step, Sequence[Task]], bool]
+JoinedTasks: TypeAlias = Callable[[Step, Sequence[Task]], bool]
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Program:
     # Whether all gradients are complete before the first of them is used. On one stream, a task checks them; on two,
     # the executor does after the step.
     gathered: bool
-    # weigh, use: Run several W, or several U, that have `Task.joins`; `weigh` returns whether it could.
-    weigh: Together
-    use: Together
+    # weight_grads, updates: Run several W, or several U, that have `Task.joins`; the first returns whether it could.
+    weight_grads: JoinedTasks
+    updates: JoinedTasks
 
 
 def check_fits(schedule: Schedule, stages: Stages, plain: str = "conventional") -> None:
@@ -170,20 +170,20 @@ class _Compiler:
         self.names = self.stages.updated_at([e.action.stage for e in updates], last=first != "U")
         self.stream_of = {entry.action: number for number, lane in enumerate(lanes) for entry in lane}
         self.gathered = first == "U" or (len(lanes) == 1 and _gathers(lanes[0]))
-        planned = [self._beside(lane) if len(lanes) > 1 else self._alone(lane) for lane in lanes]
+        planned = [self._two_stream_tasks(lane) if len(lanes) > 1 else self._one_stream_tasks(lane) for lane in lanes]
         late = first == "I"
         lasting = late or any(entry.old for lane in lanes for entry in lane)
         streams = tuple(
             tuple(replace(task, signal=self.events.get(task.action)) if task.action else task for task in stream)
             for stream in planned
         )
-        return Program(streams, len(self.events), lasting, late, self.gathered, self._weigh, self._use)
+        return Program(streams, len(self.events), lasting, late, self.gathered, self._weight_grads, self._updates)
 
-    def _weigh(self, step: Step, tasks: Sequence[Task]) -> bool:
+    def _weight_grads(self, step: Step, tasks: Sequence[Task]) -> bool:
         return self.actions.weight_grads(step, [task.action.stage for task in tasks if task.action is not None])
 
-    def _use(self, step: Step, tasks: Sequence[Task]) -> bool:
-        self.actions.use(step, [name for task in tasks for name in task.names], gathered=self.gathered)
+    def _updates(self, step: Step, tasks: Sequence[Task]) -> bool:
+        self.actions.apply_update(step, [name for task in tasks for name in task.names], gathered=self.gathered)
         return True
 
     def _turn(self, parts: list[Action], first: str) -> list[_Entry]:
@@ -195,7 +195,7 @@ class _Compiler:
         opening = [_Entry(part, part.kind != "F") for part in parts[begin:]]
         return opening + [_Entry(part, False) for part in parts[:begin]]
 
-    def _alone(self, lane: list[_Entry]) -> list[Task]:
+    def _one_stream_tasks(self, lane: list[_Entry]) -> list[Task]:
         """Return the tasks of a single stream: scans in place of I, neighbouring updates in one."""
         out: list[Task] = []
         scans = {e.action.microbatch: e for e in reversed(_in_time(lane)) if e.action.kind == "I"}
@@ -238,15 +238,15 @@ class _Compiler:
                 joined.add(weight)
         return out, joined
 
-    def _beside(self, lane: list[_Entry]) -> list[Task]:
+    def _two_stream_tasks(self, lane: list[_Entry]) -> list[Task]:
         """Return the tasks of one of two streams."""
         out: list[Task] = []
         for entry in lane:
             needs = [need for need in self._needs(entry.action) if need in self.stream_of]
-            beside = [need for need in needs if self.stream_of[need] != self.stream_of[entry.action]]
+            elsewhere = [need for need in needs if self.stream_of[need] != self.stream_of[entry.action]]
             # A forward waits for an update of the step before, everything else for its own step.
             before = entry.action.kind == "F"
-            waits = tuple((self.events.setdefault(need, len(self.events)), before) for need in beside)
+            waits = tuple((self.events.setdefault(need, len(self.events)), before) for need in elsewhere)
             names = tuple(self.names[entry.action.stage]) if entry.action.kind == "U" else ()
             task = Task(self._run(entry.action), entry.action, entry.old, waits, names=names)
             out.append(replace(task, joins=self._joins(entry)))
@@ -269,7 +269,7 @@ class _Compiler:
         if graph.first == "I" and part.kind in "IW" and part.stage == graph.stages - 1:
             yield Action(part.stage, "F", part.microbatch)
 
-    def _run(self, part: Action) -> Run:
+    def _run(self, part: Action) -> StepFunction:
         number, m = part.stage, part.microbatch or 0
         if part.kind == "F":
             return self.actions.forward(number, m, self.schedule.graph.microbatches)
@@ -299,12 +299,12 @@ def parts_in(lane: Lane) -> list[Action]:
 # and kernels without helpers, which would take the other's. On a GPU each thread gives its work to a device stream, the
 # first one of the higher priority (Oh et al., EuroSys 2022, §4.1), and the streams wait for events as the threads do.
 
-SHORTEST, LONGEST = 2e-5, 2e-4
+SHORTEST_POLL, LONGEST_POLL = 2e-5, 2e-4
 """Seconds between two checks whether the other stream is done with something."""
 
 
-BYTES_TOGETHER, MOST_TOGETHER = 1 << 21, 64
-"""Gradients that are computed in one call, with their updates: of the size of a core's second cache; and tasks."""
+MOST_JOINED_BYTES, MOST_JOINED_TASKS = 1 << 21, 64
+"""Gradients that are computed in one call, with their updates: of the size of a core's L2; and tasks."""
 
 
 class _Aborted(Exception):
@@ -417,7 +417,7 @@ class TwoStreams:
             if task.joins is not None and backend.is_host(self._xp):
                 count = self._able(tasks, at, step)
             if count > 1 and not step.aborted:
-                self._together(program, tasks[at : at + count], step)
+                self._run_jointly(program, tasks[at : at + count], step)
             elif not task.old:
                 count = 1
                 self._do(task, step, before, step)
@@ -428,24 +428,24 @@ class TwoStreams:
     def _able(self, tasks: Sequence[Task], at: int, step: Step) -> int:
         """Return how many tasks from `at` on can run in one call by now; 1 if it is not several weight gradients."""
         weights = made = count = 0
-        for task in islice(tasks, at, at + MOST_TOGETHER):
+        for task in islice(tasks, at, at + MOST_JOINED_TASKS):
             if task.joins is None or not all(step.events[event] for event, _ in task.waits):
                 break
             made += task.joins
-            if weights and made > BYTES_TOGETHER:
+            if weights and made > MOST_JOINED_BYTES:
                 break
             count += 1
             weights += not task.updates
         return count if weights > 1 else 1
 
-    def _together(self, program: Program, tasks: Sequence[Task], step: Step) -> None:
+    def _run_jointly(self, program: Program, tasks: Sequence[Task], step: Step) -> None:
         """Do tasks that can all run by now: weight gradients first, which no update of another stage changes."""
         updates = [task for task in tasks if task.updates]
-        if not program.weigh(step, [task for task in tasks if not task.updates]):
+        if not program.weight_grads(step, [task for task in tasks if not task.updates]):
             for task in tasks:
                 task.run(step)
         elif updates:
-            program.use(step, updates)
+            program.updates(step, updates)
         for task in tasks:
             if task.signal is not None:
                 step.events[task.signal] = True
@@ -502,19 +502,19 @@ def _await(step: Step, event: int, current: Step | None = None) -> None:
     """Wait until something is done, or `current` is given up, by polling at growing intervals."""
     # Waking a sleeping thread takes a system call and, on a virtual machine, an interrupt of another core: some 100 us
     # several times a small action, spent by the thread that goes on. Here that thread only sets a flag.
-    pause = SHORTEST
+    pause = SHORTEST_POLL
     while not step.events[event] and not (current is not None and event != -1 and current.aborted):
         time.sleep(pause)
-        pause = min(2 * pause, LONGEST)
+        pause = min(2 * pause, LONGEST_POLL)
 
 
 # Steps captured into CUDA graphs and replayed: the host gives the device one graph in place of every kernel. Launches
 # cost the host more than small kernels cost the device, so nets of many small layers would wait for Python (Oh et al.,
 # EuroSys 2022, §4.2).
 
-PLAIN = 1
+UNCAPTURED_STEPS = 1
 """Steps of one shape, in a row, that run uncaptured; so does a last, smaller batch of an epoch."""
-MOST = 8
+MOST_GRAPHS = 8
 """Shapes that are captured: each graph holds a step's memory."""
 _NUMBERS = (bool, int, float, str, np.generic)
 """Types of a layer's attributes that are compared by value; tuples are compared by identity."""
@@ -585,7 +585,7 @@ class Graphs:
         key = _shapes(batches)
         before, count = self._last
         self._last = key, count + 1 if key == before else 1
-        return key in self._recorded or (self._last[1] > PLAIN and len(self._recorded) < MOST)
+        return key in self._recorded or (self._last[1] > UNCAPTURED_STEPS and len(self._recorded) < MOST_GRAPHS)
 
     def step(self, program: Program, batches: Sequence[Batch], tag: Any) -> Step | None:
         """Run a step on the captured streams, or replay it; None, with a warning, if it cannot be captured."""
@@ -598,7 +598,7 @@ class Graphs:
                     self._recorded.clear()
                     return None
                 self._changes += found is not None
-                if self._changes > MOST:
+                if self._changes > MOST_GRAPHS:
                     self._recorded.clear()
                     self.obstacles = ("the model's arrays, or numbers of its layers, change from step to step",)
                     return None

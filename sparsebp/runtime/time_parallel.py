@@ -32,7 +32,7 @@ from sparsebp.nn.gradients import Back, NamedGradients, Shared
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.recurrent import Recurrent, choose, pair
 from sparsebp.patterns import SparsityPattern
-from sparsebp.runtime.launch import check_same, checksums
+from sparsebp.runtime.agreement import check_same, checksums
 from sparsebp.scan import algorithms, plan_scan
 from sparsebp.scan.plan import plan_reduction
 from sparsebp.scan.rules import phases

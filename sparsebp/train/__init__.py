@@ -1,16 +1,9 @@
 """Training: the trainer, checkpoints, history and callbacks."""
 
-from sparsebp.train.callbacks import Callback, EarlyStopping, JsonLines, ModelCheckpoint, ProgressBar, WeightAveraging
-from sparsebp.train.checkpoint import (
-    Checkpoint,
-    EpochRecord,
-    Evaluation,
-    History,
-    load_checkpoint,
-    plot_history,
-    save_checkpoint,
-    save_loss_curve,
-)
+from sparsebp.train.callbacks import Callback, JsonLines, ProgressBar, WeightAveraging
+from sparsebp.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from sparsebp.train.history import EpochRecord, Evaluation, History, plot_history, save_loss_curve
+from sparsebp.train.monitors import EarlyStopping, ModelCheckpoint
 from sparsebp.train.trainer import Trainer
 
 __all__ = [

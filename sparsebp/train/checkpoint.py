@@ -1,4 +1,4 @@
-"""The state of a run: checkpoints, the folder that holds them, and the history of steps and epochs with its pictures.
+"""Checkpoints: the file, and the state of a training into it and back.
 
 A checkpoint is a safetensors file with arrays and a JSON state. The bytes go to a temporary file in the same folder,
 are flushed to disk, and replace the last checkpoint by a rename: whenever the process dies, the folder holds one whole
@@ -23,29 +23,19 @@ import numpy as np
 
 from sparsebp.core import backend
 from sparsebp.core.check import shown
-from sparsebp.core.errors import FileFormatError, OptionError, OutputError, SparseBPError, needing
-from sparsebp.core.files import (
-    LOCK_NAME,
-    check_path,
-    check_regular,
-    hold_folder,
-    output_error,
-    parse_json,
-    prepare_folder,
-    read_file,
-    remove_temporaries,
-    write_atomically,
-    write_figure,
-)
+from sparsebp.core.errors import FileFormatError, OptionError, SparseBPError
+from sparsebp.core.files import check_path, parse_json, read_file, write_atomically
 from sparsebp.nn.linear import MASK
 from sparsebp.optim import Optimizer
 from sparsebp.optim.lr_schedules import with_parts
 from sparsebp.optim.state import groups_added
+from sparsebp.runtime.actions import buffers_of
+from sparsebp.train.batches import steps_of
+from sparsebp.train.history import History
+from sparsebp.train.state import FILE_NAME, TrainingState, generators_of
 
 FORMAT = "sparsebp-checkpoint"
 VERSION = 1
-FILE_NAME = "checkpoint.safetensors"
-BEST_NAME = "best.safetensors"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,37 +186,37 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
 # The state of a trainer, into a checkpoint and back after checking that it fits.
 
 
-def pack(trainer: Any, position: Mapping[str, int]) -> Checkpoint:
-    """Return the checkpoint of `trainer` at `position` (epoch, batch, batch_size, samples)."""
-    optimizer_arrays, optimizer_scalars = _split(trainer.optimizer.state_dict())
-    tensors = {f"model.{name}": backend.to_host(array) for name, array in trainer.model.state_dict().items()}
+def pack(run: TrainingState) -> Checkpoint:
+    """Return the checkpoint of `run` at its position."""
+    optimizer_arrays, optimizer_scalars = _split(run.optimizer.state_dict())
+    tensors = {f"model.{name}": backend.to_host(array) for name, array in run.model.state_dict().items()}
     tensors |= {f"optimizer.{name}": array for name, array in optimizer_arrays.items()}
-    tensors |= {f"history.{name}": array for name, array in trainer.history.to_arrays().items()}
-    tensors |= {f"data.{name}": array for name, array in trainer._data.items()}
-    state = {
-        "seed": trainer.seed, "position": dict(position), "config": trainer.config, "asynchronous": trainer._stale,
-        "options": trainer._given, "earlier_steps": trainer.history.earlier_steps,
+    tensors |= {f"history.{name}": array for name, array in run.history.to_arrays().items()}
+    tensors |= {f"data.{name}": array for name, array in run.fingerprints.items()}
+    state: dict[str, Any] = {
+        "seed": run.seed, "position": dict(run.position), "config": run.config, "asynchronous": run.asynchronous,
+        "options": run.options_given, "earlier_steps": run.history.earlier_steps,
         "optimizer": optimizer_scalars,
-        "lr_scheduler": None if trainer.lr_scheduler is None else trainer.lr_scheduler.state_dict(),
-        "generators": {name: g.bit_generator.state for name, g in generators_of(trainer.model).items()},
-        "epochs": [record.to_json() for record in trainer.history.epochs],
+        "lr_scheduler": None if run.lr_scheduler is None else run.lr_scheduler.state_dict(),
+        "generators": {name: g.bit_generator.state for name, g in generators_of(run.model).items()},
+        "epochs": [record.to_json() for record in run.history.epochs],
     }  # fmt: skip
-    if trainer.predictor is not None:
-        arrays, state["predictor"] = _split(trainer.predictor.state_dict())
+    if run.predictor is not None:
+        arrays, state["predictor"] = _split(run.predictor.state_dict())
         tensors |= {f"predictor.{name}": array for name, array in arrays.items()}
     state["callbacks"] = {}
-    for kind, (_, own) in _callbacks_with_state(trainer).items():
+    for kind, (_, own) in _callbacks_with_state(run).items():
         arrays, state["callbacks"][kind] = _split(own)
         tensors |= {f"callbacks.{kind}.{name}": array for name, array in arrays.items()}
-    for number, carried in enumerate(trainer._carried or () if position["batch"] else ()):  # an epoch begins with none
+    for number, carried in enumerate(run.carried or () if run.position["batch"] else ()):  # an epoch begins with none
         tensors |= {f"carried.{number}.{name}": array for name, array in carried.state_dict().items()}
     return Checkpoint(tensors, state)
 
 
-def _callbacks_with_state(trainer: Any) -> dict[str, tuple[Any, Mapping[str, Any]]]:
+def _callbacks_with_state(run: TrainingState) -> dict[str, tuple[Any, Mapping[str, Any]]]:
     """Return callbacks and their states by their class, with a number from the second of a class on."""
     found: dict[str, tuple[Any, Mapping[str, Any]]] = {}
-    for callback in trainer.callbacks if trainer._leads else ():
+    for callback in run.callbacks if run.leads else ():
         if state := callback.state_dict():
             kind = type(callback).__name__
             number = sum(type(other) is type(callback) for other, _ in found.values())
@@ -234,68 +224,68 @@ def _callbacks_with_state(trainer: Any) -> dict[str, tuple[Any, Mapping[str, Any
     return found
 
 
-def restore(trainer: Any, checkpoint: Checkpoint, shape: Mapping[str, int], path: Path) -> tuple[int, int]:
-    """Check that `checkpoint` belongs to this run, load it into `trainer`, and return the next (epoch, batch)."""
+def restore(run: TrainingState, checkpoint: Checkpoint, shape: Mapping[str, int], path: Path) -> tuple[int, int]:
+    """Check that `checkpoint` belongs to this run, load it into `run`, and return the next (epoch, batch)."""
     history = _checked_history(path, checkpoint)
     state = checkpoint.state
     position = state["position"]
-    _check_order(path, state, trainer._stale)
-    saved, now = state["config"], trainer.config
+    _check_order(path, state, run.asynchronous)
+    saved, now = state["config"], run.config
     # The most telling difference comes first: the task, the model, then options that both sides have.
     rank = {"task": 0, "model": 1}
     for name in sorted(saved | now, key=lambda name: (rank.get(name, 2), (name in saved) != (name in now), name)):
         _check_same(path, name, saved.get(name), now.get(name))
     for name, value in shape.items():
         _check_same(path, name, position.get(name, _OF_BATCHES.get(name)), value)
-    if trainer._seed_given:
-        _check_same(path, "the seed", state["seed"], trainer.seed)
+    if run.seed_given:
+        _check_same(path, "the seed", state["seed"], run.seed)
     given, data = state.get("options", {}), checkpoint.part("data")  # not in checkpoints of version 0.2
     if given:
-        then, now = (dict(some) for some in (given, trainer._given))
+        then, now = (dict(some) for some in (given, run.options_given))
         groups = then.pop("groups", {}), now.pop("groups", {})
         _check_options(path, "", then, now)
         for name in sorted(groups[1].keys() & groups[0]):  # those that are added later are not known when a run begins
             whose = f"'s group of {name}" if len(groups[1]) > 1 else ""
             _check_options(path, f"the optimizer{whose}", groups[0][name], groups[1][name])
     for which in ("training", "validation"):
-        _check_data(path, which, *(_part(numbers, which) for numbers in (data, trainer._data)))
-    _check_same(path, "the learning-rate schedule", state["lr_scheduler"] is not None, trainer.lr_scheduler is not None)
-    generators = generators_of(trainer.model)
+        _check_data(path, which, *(_part(numbers, which) for numbers in (data, run.fingerprints)))
+    _check_same(path, "the learning-rate schedule", state["lr_scheduler"] is not None, run.lr_scheduler is not None)
+    generators = generators_of(run.model)
     _check_same(path, "the layers that draw random numbers", sorted(state["generators"]), sorted(generators))
     weights = checkpoint.part("model")
     remedy = "Build the model with the options of the first call, or start anew in another folder"
-    _check_weights(path, weights, trainer.model.state_dict(), remedy)
+    _check_weights(path, weights, run.model.state_dict(), remedy)
     optimizer_state = checkpoint.part("optimizer") | state["optimizer"]
-    with _all_or_nothing(trainer):
-        if isinstance(trainer.optimizer, Optimizer):
+    with _all_or_nothing(run):
+        if isinstance(run.optimizer, Optimizer):
             with _loading(path):
-                for group in groups_added(trainer.optimizer, optimizer_state, trainer.model.parameters()):
-                    trainer.optimizer.add_param_group(group)
-        saved, now = (
+                for group in groups_added(run.optimizer, optimizer_state, run.model.parameters()):
+                    run.optimizer.add_param_group(group)
+        kept, wanted = (
             sorted(name for name in some if not name.startswith(("group", "joined.")))  # load_state_dict compares those
-            for some in (optimizer_state, trainer.optimizer.state_dict())
+            for some in (optimizer_state, run.optimizer.state_dict())
         )
-        _check_same(path, "the optimizer's state", saved, now)
-        _check_same(path, "the predictor", isinstance(state.get("predictor"), dict), trainer.predictor is not None)
-        callbacks = _callbacks_with_state(trainer)
-        if trainer._leads:
+        _check_same(path, "the optimizer's state", kept, wanted)
+        _check_same(path, "the predictor", isinstance(state.get("predictor"), dict), run.predictor is not None)
+        callbacks = _callbacks_with_state(run)
+        if run.leads:
             _check_same(path, "the callbacks with a state", sorted(state.get("callbacks", {})), sorted(callbacks))
         with _loading(path):
-            trainer.optimizer.load_state_dict(optimizer_state)
-            if trainer.lr_scheduler is not None:
-                trainer.lr_scheduler.load_state_dict(state["lr_scheduler"])
-            if not 0 <= trainer.optimizer.lr < math.inf:
-                raise ValueError(f"a learning rate of {trainer.optimizer.lr}")
+            run.optimizer.load_state_dict(optimizer_state)
+            if run.lr_scheduler is not None:
+                run.lr_scheduler.load_state_dict(state["lr_scheduler"])
+            if not 0 <= run.optimizer.lr < math.inf:
+                raise ValueError(f"a learning rate of {run.optimizer.lr}")
             for name, generator in generators.items():
                 generator.bit_generator.state = state["generators"][name]
-            trainer.model.load_state_dict(weights)
-            if trainer.predictor is not None:
-                trainer.predictor.load_state_dict(checkpoint.part("predictor") | state["predictor"])
+            run.model.load_state_dict(weights)
+            if run.predictor is not None:
+                run.predictor.load_state_dict(checkpoint.part("predictor") | state["predictor"])
             for kind, (callback, _) in callbacks.items():
                 callback.load_state_dict(checkpoint.part(f"callbacks.{kind}") | state["callbacks"][kind])
-            for number, carried in enumerate(trainer._carried or ()):
+            for number, carried in enumerate(run.carried or ()):
                 carried.load_state_dict(checkpoint.part(f"carried.{number}"))
-    trainer.seed, trainer.history, trainer._data = state["seed"], history, data | trainer._data
+    run.seed, run.history, run.fingerprints = state["seed"], history, data | run.fingerprints
     return position["epoch"], position["batch"]
 
 
@@ -321,14 +311,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 _OF_BATCHES = {"drop_last": False, "shuffle": True, "stateful": False}
 """Options of an epoch's batches, as they were before there were options."""
-
-
-def steps_of(shape: Mapping[str, Any]) -> int | None:
-    """Return the steps of an epoch; None where a loader decides."""
-    samples, batch_size = shape["samples"], shape["batch_size"]
-    if batch_size is None:
-        return None
-    return samples // batch_size if shape.get("drop_last", False) else -(-samples // batch_size)
 
 
 def _checked_history(path: Path, checkpoint: Checkpoint) -> History:
@@ -378,22 +360,22 @@ def _loading(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _all_or_nothing(trainer: Any) -> Iterator[None]:
-    """Restore the trainer if loading fails half-way."""
-    every: tuple[Any, ...] = (trainer.lr_scheduler, trainer.optimizer, trainer.predictor)  # rates, then their readers
+def _all_or_nothing(run: TrainingState) -> Iterator[None]:
+    """Restore the training if loading fails half-way."""
+    every: tuple[Any, ...] = (run.lr_scheduler, run.optimizer, run.predictor)  # rates, then their readers
     parts = [part for part in every if part is not None]
     before = [copy.deepcopy(part.state_dict()) for part in parts]
-    drawn = [(generator, generator.bit_generator.state) for generator in generators_of(trainer.model).values()]
-    arrays = trainer.model.parameters() | buffers_of(trainer.model)
+    drawn = [(generator, generator.bit_generator.state) for generator in generators_of(run.model).values()]
+    arrays = run.model.parameters() | buffers_of(run.model)
     weights = [(array, array.copy()) for array in arrays.values()]
-    groups = len(getattr(trainer.optimizer, "param_groups", ()))
-    schedules = [getattr(scheduler, "__dict__", {}) for scheduler in with_parts(trainer.lr_scheduler)]
+    groups = len(getattr(run.optimizer, "param_groups", ()))
+    schedules = [getattr(scheduler, "__dict__", {}) for scheduler in with_parts(run.lr_scheduler)]
     of_groups = [{name: list(value) for name, value in own.items() if isinstance(value, list)} for own in schedules]
     try:
         yield
     except BaseException:
-        if isinstance(trainer.optimizer, Optimizer):
-            trainer.optimizer._drop_groups(groups)
+        if isinstance(run.optimizer, Optimizer):
+            run.optimizer._drop_groups(groups)
         for own, lists in zip(schedules, of_groups, strict=True):
             own.update(lists)
         for array, values in weights:
@@ -482,354 +464,3 @@ def _check_weights(path: Path, weights: Mapping[str, np.ndarray], current: Mappi
                          for entry in (wanted.get(name), saved.get(name)))  # fmt: skip
         raise FileFormatError(f"The checkpoint {path} does not fit the model: parameter {name}", expected=expected,
                               got=got, remedy=remedy)  # fmt: skip
-
-
-# Training and evaluation modes, restored afterwards.
-
-
-@contextlib.contextmanager
-def training(model: Any) -> Iterator[None]:
-    """Switch a model that is in evaluation to training; one in training keeps its layers that are in evaluation."""
-    with _restored(model):
-        if not getattr(model, "training", False) and hasattr(model, "train"):
-            model.train()
-        yield
-
-
-@contextlib.contextmanager
-def evaluation(model: Any) -> Iterator[None]:
-    """Switch all layers to evaluation; random generators are restored afterwards as well."""
-    drawn = [(generator, generator.bit_generator.state) for generator in generators_of(model).values()]
-    with _restored(model):
-        if hasattr(model, "eval"):
-            model.eval()
-        try:
-            yield
-        finally:
-            for generator, state in drawn:
-                generator.bit_generator.state = state
-
-
-def generators_of(model: Any) -> dict[str, np.random.Generator]:
-    """Return the random generators that layers draw from while training (dropout), sorted by name."""
-    return dict(sorted(model.generators().items())) if hasattr(model, "generators") else {}
-
-
-def buffers_of(model: Any) -> dict[str, Any]:
-    """Return the buffers of all layers by name: running statistics, masks."""
-    layers = list(model.modules()) if hasattr(model, "modules") else []
-    return {f"{name}.{key}": array for name, layer in layers for key, array in layer.buffers.items()}
-
-
-def finite_arrays_of(model: Any) -> dict[str, Any]:
-    """Return the arrays that must be finite for a checkpoint to be written, and read again."""
-    arrays: dict[str, Any] = model.finite_arrays() if hasattr(model, "finite_arrays") else model.parameters()
-    return arrays
-
-
-@contextlib.contextmanager
-def _restored(model: Any) -> Iterator[None]:
-    layers = [layer for _, layer in model.modules()] if hasattr(model, "modules") else [model]
-    modes = [(layer, layer.training) for layer in layers if hasattr(layer, "training")]
-    try:
-        yield
-    finally:
-        if not modes and hasattr(model, "train"):  # the mode before is unknown
-            model.train()
-        for layer, mode in modes:
-            layer.training = mode
-
-
-# The folder of a run, locked by one run at a time.
-
-
-@contextlib.contextmanager
-def run_folder(
-    folder: Path | None, *, resume: bool = False, overwrite: bool = False, writes: bool = True
-) -> Iterator[None]:
-    """Create a run's folder if need be, and lock it meanwhile; an evaluation, which does not write, only reads it.
-
-    A run that starts anew gets no folder of an earlier run, unless it is to `overwrite` that.
-    """
-    if folder is None:
-        yield
-        return
-    if resume and not any(os.path.lexists(folder / name) for name in (FILE_NAME, LOCK_NAME)):
-        raise FileFormatError(f"There is no run to resume in the folder {folder}",
-                              expected=f"{FILE_NAME} of an earlier run",
-                              got="no such file" if os.path.isdir(folder) else "no such folder",
-                              remedy="Name the folder of the run, or start a new one without resume")  # fmt: skip
-    if not writes:
-        yield
-        return
-    prepare_folder(folder)
-    with hold_folder(folder):
-        for name in (FILE_NAME, BEST_NAME):  # now, not at the first checkpoint after an epoch's work
-            try:
-                check_regular(folder / name)
-            except OSError as error:
-                raise output_error(folder / name, error) from error
-        if not (resume or overwrite):
-            check_unused(folder)
-        for name in (FILE_NAME, BEST_NAME):
-            remove_temporaries(folder / name)
-        yield
-
-
-@contextlib.contextmanager
-def held_if_run(folder: Path) -> Iterator[None]:
-    """Lock a folder meanwhile if runs have ever written there; no other folder gets a lock file."""
-    with hold_folder(folder) if os.path.lexists(folder / LOCK_NAME) else contextlib.nullcontext():
-        yield
-
-
-def check_unused(folder: Path) -> None:
-    """Refuse a folder in which a run has been trained; one that was killed before its first step leaves nothing."""
-    found = FILE_NAME if os.path.lexists(folder / FILE_NAME) else BEST_NAME
-    if not os.path.lexists(folder / found):
-        return
-    said = found
-    if found == FILE_NAME:
-        try:
-            steps = len(load_checkpoint(folder).tensors.get("history.loss", ()))
-        except FileFormatError:
-            said = f"{found}, which cannot be read"
-        else:
-            if steps == 0:
-                return
-            said = f"{found}, after {steps} {'step' if steps == 1 else 'steps'} of training"
-    raise OutputError(f"{folder} holds an earlier run", expected="a folder without one", got=said,
-                      remedy="Go on with it by resume=True (--resume), name another folder (--out), or replace it by "
-                      "overwrite=True (--overwrite)")  # fmt: skip
-
-
-# The history of a run: one value a step and one record an epoch.
-
-STEP_FIELDS = ("loss", "accuracy", "grad_norm", "lr", "seconds")
-WEIGHTS = ("loss_weight", "accuracy_weight")
-_OF_RECORDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float,), "float | None": (float, type(None))}
-
-
-@dataclasses.dataclass(frozen=True)
-class EpochRecord:
-    """One epoch: its number from 1 and its means. Accuracies are None for a task without classes.
-
-    Means are over all that counts in the loss; accuracies leave out what it ignores.
-    """
-
-    epoch: int
-    step: int  # steps done when it ended
-    train_loss: float  # each sample's, before the step that used it
-    train_accuracy: float | None
-    validation_loss: float | None  # after the epoch; None without a validation set
-    validation_accuracy: float | None
-    seconds: float  # of the training steps, without validation and checkpoints
-    # The trainer's metrics of the validation set.
-    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as a dict that JSON can hold; metrics are ``validation_<name>``."""
-        fields = {name: getattr(self, name) for name in _KINDS_OF_RECORD}
-        return fields | {f"{VALIDATION}{name}": value for name, value in self.metrics.items()}
-
-    @classmethod
-    def from_json(cls, record: Any) -> EpochRecord:
-        """Build the record from what `to_json` returned; `FileFormatError` for anything else."""
-        kinds = _KINDS_OF_RECORD
-        fits = isinstance(record, dict) and kinds.keys() <= record.keys()
-        more = [name for name in record if name not in kinds] if fits else []
-        if not fits or not all(isinstance(name, str) and name.startswith(VALIDATION) for name in more) or any(
-            isinstance(v, bool) or not isinstance(v, kinds.get(name, (float,))) for name, v in record.items()
-        ):  # fmt: skip
-            raise FileFormatError("This is no record of an epoch", expected=", ".join(kinds), got=shown(record))
-        metrics = {name.removeprefix(VALIDATION): record[name] for name in more}
-        return cls(**{name: record[name] for name in kinds}, metrics=metrics)
-
-
-VALIDATION = "validation_"
-_KINDS_OF_RECORD = {
-    field.name: _OF_RECORDS[str(field.type)] for field in dataclasses.fields(EpochRecord) if field.name != "metrics"
-}
-
-
-class Evaluation(tuple[float, "float | None"]):
-    """Loss and accuracy of a data set, in this order; accuracy is None for a task without classes.
-
-    Attributes
-    ----------
-    metrics
-        The trainer's further numbers, by name.
-    """
-
-    metrics: Mapping[str, float]
-
-    def __new__(cls, loss: float, accuracy: float | None, metrics: Mapping[str, float]) -> Evaluation:
-        """Make the tuple."""
-        self = super().__new__(cls, (loss, accuracy))
-        self.metrics = metrics
-        return self
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        """Return the arguments that make it again."""
-        return (*self, self.metrics)
-
-    def __repr__(self) -> str:
-        """Show all numbers."""
-        more = "".join(f", {name}={value!r}" for name, value in self.metrics.items())
-        return f"Evaluation(loss={self.loss!r}, accuracy={self.accuracy!r}{more})"
-
-    @property
-    def loss(self) -> float:
-        """The mean loss."""
-        return self[0]
-
-    @property
-    def accuracy(self) -> float | None:
-        """The share of positions that are right."""
-        return self[1]
-
-
-class History:
-    """The values of every step and the record of every epoch.
-
-    Attributes
-    ----------
-    loss, accuracy, grad_norm, lr, seconds
-        Lists of floats, one entry per step: the batch's mean loss and accuracy (NaN for a task without classes), the
-        gradient's norm before clipping, the learning rate, and the step's wall-clock seconds.
-    samples
-        List of ints: the batch size of every step.
-    loss_weight, accuracy_weight
-        Lists of floats: how much the loss of every step counts in its epoch's mean (``loss.count(target)``, else the
-        samples), and of how many positions the accuracy is; 0 for a task without classes.
-    epochs
-        List of `EpochRecord`.
-    earlier_steps
-        Steps that the trainer had taken before, in earlier calls of `fit`; they are not in this history.
-    """
-
-    def __init__(self) -> None:
-        self.earlier_steps = 0
-        self.loss: list[float] = []
-        self.accuracy: list[float] = []
-        self.grad_norm: list[float] = []
-        self.lr: list[float] = []
-        self.seconds: list[float] = []
-        self.samples: list[int] = []
-        self.loss_weight: list[float] = []
-        self.accuracy_weight: list[float] = []
-        self.epochs: list[EpochRecord] = []
-
-    @property
-    def steps(self) -> int:
-        """Number of steps done."""
-        return len(self.loss)
-
-    def add_step(
-        self, *, loss: float, accuracy: float, grad_norm: float, lr: float, seconds: float, samples: int,
-        loss_weight: float | None = None, accuracy_weight: float | None = None,
-    ) -> None:  # fmt: skip
-        """Append one step; its weights are its samples if not given."""
-        for name, value in zip(STEP_FIELDS, (loss, accuracy, grad_norm, lr, seconds), strict=True):
-            getattr(self, name).append(float(value))
-        self.samples.append(int(samples))
-        self.loss_weight.append(float(samples if loss_weight is None else loss_weight))
-        self.accuracy_weight.append(float(samples if accuracy_weight is None else accuracy_weight))
-
-    def end_epoch(self, steps: int, validation: tuple[float, float | None] | None) -> EpochRecord:
-        """Append and return the record of the next epoch, which took the last `steps` steps."""
-        last = slice(self.steps - steps, self.steps)
-        accuracy = _mean(self.accuracy[last], self.accuracy_weight[last])
-        record = EpochRecord(
-            len(self.epochs) + 1, self.steps, _mean(self.loss[last], self.loss_weight[last]),
-            None if math.isnan(accuracy) else accuracy, None if validation is None else validation[0],
-            None if validation is None else validation[1], float(np.sum(self.seconds[last])),
-            getattr(validation, "metrics", {}),
-        )  # fmt: skip
-        self.epochs.append(record)
-        return record
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """Return the steps' values as float64 arrays (steps,), and ``samples`` as int64."""
-        arrays = {name: np.asarray(getattr(self, name), np.float64) for name in (*STEP_FIELDS, *WEIGHTS)}
-        return arrays | {"samples": np.asarray(self.samples, np.int64)}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray], epochs: list[dict[str, Any]]) -> History:
-        """Build the history from `to_arrays` and the records' `to_json`; `FileFormatError` for anything else."""
-        kinds = dict.fromkeys((*STEP_FIELDS, *WEIGHTS), np.float64) | {"samples": np.int64}
-        if arrays.keys().isdisjoint(WEIGHTS) and "samples" in arrays:  # of a version that knew samples only
-            arrays = {**arrays, **dict.fromkeys(WEIGHTS, arrays["samples"].astype(np.float64))}
-        forms = {name: (array.shape, array.dtype) for name, array in arrays.items()}
-        steps = max((array.size for array in arrays.values()), default=0)
-        wanted = {name: ((steps,), np.dtype(kind)) for name, kind in kinds.items()}
-        if forms != wanted:
-            raise FileFormatError("This is no history of steps", expected=wanted, got=forms)
-        history = cls()
-        for name in kinds:
-            setattr(history, name, arrays[name].tolist())
-        for number, record in enumerate(epochs, 1):  # up to version 0.2, they were numbered from 0
-            history.epochs.append(dataclasses.replace(EpochRecord.from_json(record), epoch=number))
-        return history
-
-
-def _mean(values: list[float], weights: list[float]) -> float:
-    """Return the weighted mean of the values that have a weight; NaN if none has."""
-    counts = np.asarray(weights) != 0
-    if not counts.any():
-        return math.nan
-    return float(np.average(np.asarray(values)[counts], weights=np.asarray(weights)[counts]))
-
-
-# Pictures of a training run. Functions take and return a matplotlib ``Axes``.
-
-
-def plot_history(history: History, ax: Any = None, *, smooth: int = 20) -> Any:
-    """Draw the loss of every step, its running mean, and accuracy after every epoch on a second scale.
-
-    Parameters
-    ----------
-    history
-        Of a run with at least one step.
-    ax
-        A matplotlib ``Axes``; None makes a figure (outside of pyplot, so nothing has to be closed).
-    smooth
-        Steps of the running mean.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-    """
-    if ax is None:
-        with needing("plot", "Pictures need matplotlib, which is not installed"):
-            from matplotlib.figure import Figure
-        ax = Figure(figsize=(7, 4)).subplots()
-    loss = np.asarray(history.loss)
-    steps = np.arange(1, len(loss) + 1)
-    ax.plot(steps, loss, color="tab:blue", alpha=0.3, linewidth=0.8, label="loss of each step")
-    width = min(smooth, len(loss))
-    if width > 1:
-        mean = np.convolve(loss, np.full(width, 1 / width), mode="valid")
-        ax.plot(steps[width - 1 :], mean, color="tab:blue", label=f"mean over {width} steps")
-    ends = [record.step for record in history.epochs]
-    if any(record.validation_loss is not None for record in history.epochs):
-        ax.plot(ends, [r.validation_loss for r in history.epochs], "o--", color="tab:orange", label="test loss")
-    ax.set(xlabel="step", ylabel="loss")
-    ax.set_ylim(bottom=0)
-    ax.grid(alpha=0.3)
-    handles, labels = ax.get_legend_handles_labels()
-    if any(record.validation_accuracy is not None for record in history.epochs):
-        twin = ax.twinx()
-        twin.plot(ends, [r.validation_accuracy for r in history.epochs], "s-", color="tab:green", label="test accuracy")
-        twin.set(ylabel="accuracy", ylim=(0, 1))
-        more, names = twin.get_legend_handles_labels()
-        handles, labels = handles + more, labels + names
-    ax.legend(handles, labels, loc="center right", fontsize="small")
-    return ax
-
-
-def save_loss_curve(history: History, path: str | os.PathLike[str], *, title: str = "Training") -> Path:
-    """Write the picture of `plot_history` to `path` (PNG, SVG or PDF by its suffix), which it replaces; return it."""
-    ax = plot_history(history)
-    ax.set_title(title)
-    return write_figure(ax.figure, path, dpi=150, bbox_inches="tight")

@@ -15,7 +15,7 @@ from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.data import ArrayDataset
 from sparsebp.data.dataset import check_indices, real_array
 from sparsebp.optim.lr_schedules import reads_model
-from sparsebp.runtime.launch import check_same, checksum
+from sparsebp.runtime.agreement import check_same, checksum
 
 Make: TypeAlias = Callable[[Any, Any, Any], ArrayDataset]
 """Makes the data set of inputs, targets and lengths, or None, as a model takes them."""

@@ -2,337 +2,49 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
-import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from sparsebp.comm.transport import Transport, check_callable
-from sparsebp.core import backend
 from sparsebp.core.check import Array, Seed, check_flag, check_integer, check_positive
-from sparsebp.core.errors import NonFiniteError, OptionError, ShapeError
+from sparsebp.core.errors import OptionError
 from sparsebp.core.files import kept_path
-from sparsebp.core.shortcuts import forward_of
 from sparsebp.data.dataset import Dataset, epoch_order
-from sparsebp.nn.loss import DEFAULT_IGNORED, count_of, summed
-from sparsebp.nn.modes import inference_mode
-from sparsebp.nn.steps import ValidSteps, output_steps, seen_by_loss
 from sparsebp.nn.stream import CarriedState
 from sparsebp.optim import Predictor
 from sparsebp.optim.lr_schedules import EpochLoss, reads_model, takes_metric
-from sparsebp.runtime.actions import Batch, Stages, Step, Watch, check_even, options_of, trained_parameters
-from sparsebp.runtime.executor import MEMORY_RATIO, SCHEDULE_NAME, Executor, FoundSchedule, OutOfOrderExecutor
-from sparsebp.runtime.launch import collective_call
-from sparsebp.runtime.pipeline import Note, PipelineExecutor
-from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
-from sparsebp.runtime.streams import LENGTHS
-from sparsebp.schedule import Action, Schedule
+from sparsebp.runtime.actions import check_even, trained_parameters
+from sparsebp.runtime.agreement import collective_call
+from sparsebp.runtime.pipeline import Note
+from sparsebp.runtime.search import MEMORY_RATIO
+from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import Fusion
-from sparsebp.train.callbacks import Callback, ModelCheckpoint, RunInfo, progress_of
-from sparsebp.train.checkpoint import (
-    BEST_NAME,
-    FILE_NAME,
-    EpochRecord,
-    Evaluation,
-    History,
-    checked_config,
-    evaluation,
-    finite_arrays_of,
-    load_checkpoint,
-    pack,
-    restore,
-    run_folder,
-    save_checkpoint,
-    steps_of,
-    training,
-)
+from sparsebp.train.batches import as_dataset, origin_of, shape_of, share_of, steps_of, with_state
+from sparsebp.train.callbacks import Callback, RunInfo, progress_of
+from sparsebp.train.checkpoint import checked_config, load_checkpoint, pack, restore, save_checkpoint
+from sparsebp.train.evaluation import Metric, check_metrics, evaluation_batches, predictions, scores_of, whole_set
+from sparsebp.train.folder import run_folder
+from sparsebp.train.history import EpochRecord, Evaluation, History
+from sparsebp.train.identity import fingerprint, options_given
 from sparsebp.train.loader import Loader
-from sparsebp.train.nonfinite import CLEAN, Origin, cause, loss_error, nonfinite, uncounted_error
+from sparsebp.train.monitors import ModelCheckpoint
+from sparsebp.train.ranks import aborting_others, agree, notify_on_rank_0
+from sparsebp.train.runner import Runner
 from sparsebp.train.setup import (
     SCHEDULES,
-    Metric,
-    agree,
-    as_dataset,
-    axis_of,
-    batch_of,
-    buffers_of_rank_0,
-    check_metrics,
     check_monitors,
     check_parts,
     check_predictor,
     check_ranks,
     check_schedule,
-    earlier_schedule,
-    executor_of,
-    fingerprint,
-    joined,
-    measured,
-    options_given,
     scheduler_of,
-    shape_of,
-    share_of,
     staleness,
-    tell_on_rank_0,
-    telling,
 )
-
-# One `fit`: runs steps with an executor, records them in the history and tells callbacks.
-
-
-@dataclass(frozen=True)
-class _Tag:
-    """A step's number and epoch (from 0), rate, start time and samples, and where each micro-batch comes from."""
-
-    number: int
-    epoch: int
-    lr: float
-    started: float
-    samples: int
-    origins: Sequence[Origin]
-
-
-_PART_NAMES = ("model", "loss", "optimizer", "clip_norm", "accumulate", "fusion", "schedule", "predictor")
-_PARTS = attrgetter(*_PART_NAMES)
-
-
-class Runner(Watch):
-    """Runs the steps of one `Trainer.fit`."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        self.begun = trainer.history.steps  # steps begun; the history may be one behind
-        self._parts = _PARTS(trainer)
-        self._recorded = 0.0
-        self._make_executor()
-
-    def _make_executor(self) -> None:
-        trainer = self.trainer
-        self._trained = trained_parameters(trainer.model, trainer.optimizer)
-        self._on_host = backend.is_host(backend.namespace(next(iter(self._trained.values()))))
-        ignored = getattr(trainer.loss, "ignore_index", None)
-        self._ignored = None if ignored == DEFAULT_IGNORED and not self._on_host else ignored  # as the loss has it
-        stages, parts = Stages(trainer.model, self._trained), (trainer.model, trainer.loss, trainer.optimizer)
-        folder = trainer.checkpoint_dir
-        if trainer.found_schedule is not None and earlier_schedule(trainer.found_schedule.schedule, stages) is None:
-            trainer.found_schedule = None  # other parameters are trained now
-        found = None if trainer.found_schedule is None else trainer.found_schedule.schedule
-        if trainer.schedule == "ooo" and found is None and folder is not None:
-            found = earlier_schedule(folder / SCHEDULE_NAME, stages)
-        self.executor: Executor | OutOfOrderExecutor | PipelineExecutor | ReverseFirstKExecutor
-        if trainer.schedule == "ooo" and found is None:
-            self.executor = OutOfOrderExecutor(
-                *parts, watch=self, memory_ratio=trainer.memory_ratio, graph=trainer.graph
-            )
-        else:
-            self.executor = executor_of(trainer, stages, self, found)
-        trainer.current_schedule = self.executor.schedule
-
-    def step(
-        self, batches: Sequence[Batch], epoch: int, samples: int | None = None, origins: Sequence[Origin] = ()
-    ) -> None:
-        """Run one step; record and report all steps whose numbers are known by then.
-
-        `samples` is their number on all ranks together, where that is not the batches'. `origins` are for messages.
-        """
-        trainer = self.trainer
-        self.check_parts()
-        if len(getattr(trainer.optimizer, "params", self._trained)) != len(self._trained):  # add_param_group
-            self.flush()
-            self.executor.close()
-            self._make_executor()
-        samples = sum(len(batch[1]) for batch in batches) if samples is None else samples
-        tag = _Tag(self.begun, epoch, float(trainer.optimizer.lr), time.perf_counter(), samples, origins)
-        self.begun += 1
-        with np.errstate(over="ignore", invalid="ignore"):  # the checks find these and say where
-            finished = self.executor.step(batches, tag)
-            scheduler = trainer.lr_scheduler
-            if scheduler is not None and not getattr(scheduler, "needs_metric", False):
-                if reads_model(scheduler):
-                    finished += self.executor.flush(wait=False)
-                scheduler.step()
-            if trainer._sees("step"):
-                finished += self.executor.flush()
-        self._record(finished)
-        trainer.current_schedule = self.executor.schedule
-        if isinstance(self.executor, OutOfOrderExecutor) and trainer.found_schedule is not self.executor.found:
-            trainer.found_schedule = chosen = self.executor.found
-            if chosen is not None and trainer.checkpoint_dir is not None:
-                chosen.save(trainer.checkpoint_dir)
-
-    def check_parts(self) -> None:
-        """Refuse to go on with another model, loss or optimizer of the trainer, or with other options."""
-        now = _PARTS(self.trainer)
-        if now == self._parts:
-            return
-        others = [name for name, one, other in zip(_PART_NAMES, now, self._parts, strict=True) if one != other]
-        raise OptionError("The trainer's parts have been replaced during a run", expected="those that it began with",
-                          got=f"another {', '.join(others)}",
-                          remedy="Set them between two calls of fit; within one, set options of the optimizer, as its "
-                          "lr, and write into arrays")  # fmt: skip
-
-    def captures(self, dataset: Any) -> str | None:
-        """Say whether steps are captured into CUDA graphs, and if not, why; None where that was not asked for."""
-        if self.trainer.graph is False or (self.trainer.graph is None and self._on_host):
-            return None
-        why = self.executor.uncaptured
-        if getattr(dataset, "lengths", None) is not None or self.trainer._carried is not None:
-            why = (*why, LENGTHS)
-        if why:
-            return f"Steps are not captured into a CUDA graph: {'; '.join(why)}"
-        return "Steps are captured into a CUDA graph"
-
-    def flush(self, *, wait: bool = True) -> None:
-        """Run deferred updates and record finished steps; without `wait`, only the steps that are known by then."""
-        if self.executor.pending:
-            with np.errstate(over="ignore", invalid="ignore"):
-                finished = self.executor.flush(wait=wait)
-            self._record(finished)
-
-    def gather_state(self, *, everywhere: bool = False) -> None:
-        """Bring the model up to date on all ranks, and the optimizer's state on rank 0, or everywhere."""
-        self.flush()
-        if isinstance(self.executor, ReplicaExecutor | ReverseFirstKExecutor):
-            buffers_of_rank_0(self.executor.transport, self.trainer.model)
-            self.executor.gather_state(everywhere=everywhere)
-
-    def close(self, *, failed: bool = False) -> None:
-        """Run deferred updates and end the threads.
-
-        After an error these may fail as well, and the first error is the one to raise; other ranks are gone by then.
-        """
-        try:
-            if failed and self.trainer.transport is not None:
-                return
-            quiet = contextlib.suppress(Exception if failed else NonFiniteError)
-            with quiet, np.errstate(over="ignore", invalid="ignore"):
-                self._record(self.executor.flush(), tell=False)
-                self.gather_state(everywhere=True)
-        finally:
-            self.trainer.times = dict(getattr(self.executor, "times", {}))
-            self.executor.close()
-
-    def _record(self, steps: Iterable[Step], *, tell: bool = True) -> None:
-        for step in steps:
-            tag = step.tag
-            for m, prediction in enumerate(step.predictions):
-                if step.scores[m] is None and prediction is not None:  # None: no samples here
-                    step.scores[m] = score = self.score(prediction, step.targets[m])
-                    step.scores[m] = None if score is None else (float(score[0]), float(score[1]))  # synchronize!
-            now, (right, scored) = time.perf_counter(), step.score
-            self.trainer.history.add_step(
-                loss=step.loss, accuracy=right, grad_norm=step.norm(self.executor.stages.names), lr=tag.lr,
-                seconds=now - max(tag.started, self._recorded), samples=tag.samples,
-                loss_weight=step.counted, accuracy_weight=scored,
-            )  # fmt: skip
-            self._recorded = now
-            if tell:
-                self.trainer._tell("step", self.trainer.history)
-
-    def score(self, prediction: Array, target: Array) -> tuple[Array, Any] | None:
-        """Return how many positions have the largest entry at the target, and of how many."""
-        return _right(prediction, target, self._ignored)
-
-    def loss(self, step: Step, m: int, value: float) -> None:
-        """Stop if the loss is not finite."""
-        if not math.isfinite(value):
-            trainer, tag, batch = self.trainer, step.tag, step.batches[m]
-            if step.counted == 0:
-                raise uncounted_error(trainer.loss, step.targets, f"at step {tag.number + 1} (epoch {tag.epoch + 1})",
-                                      "Leave such samples out, or use larger batches")  # fmt: skip
-            if step.later is not None:
-                _check_seen(trainer.loss, batch[1])
-            known = step.later is None and not isinstance(self.executor, PipelineExecutor)  # or other ranks' stages
-            prediction = step.predictions[m] if known else None
-            place = tag.number, tag.epoch, value, trainer.model, batch, prediction
-            raise loss_error(*place, self._origin(step, m), trainer._last_good())
-
-    def gradients(self, step: Step, grads: dict[str, Array]) -> None:
-        """Stop: a gradient is not finite."""
-        tag, wrong = step.tag, ", ".join(nonfinite(grads))
-        data = [self._origin(step, m).of(batch) for m, batch in enumerate(step.batches)]
-        found = next((f"; {one}" for one in data if one), "")
-        remedy = CLEAN if found else "Lower the learning rate, clip the gradient's norm, or use float64"
-        raise NonFiniteError(f"The gradient is not finite at step {tag.number + 1} (epoch {tag.epoch + 1})",
-                             expected="finite gradients", got=f"NaN or infinity in {wrong}{found}",
-                             remedy=f"{remedy}. {self.trainer._last_good()}")  # fmt: skip
-
-    def _origin(self, step: Step, m: int) -> Origin:
-        return step.tag.origins[m] if step.tag.origins else Origin(np.empty(0, np.int64))
-
-
-def _check_seen(loss: Any, target: Array) -> None:
-    """Refuse the default `ignore_index` in targets on a GPU: the loss does not look for it there."""
-    ignored = getattr(loss, "ignore_index", None)
-    if ignored == DEFAULT_IGNORED and bool((target == ignored).any()):  # synchronize!
-        raise OptionError("On a GPU the loss does not look for its default ignore_index", expected="another one",
-                          got=f"targets of {ignored}", remedy="Number the positions to ignore -1, say, and build the "
-                          "loss with ignore_index=-1")  # fmt: skip
-
-
-def _right(prediction: Array, target: Array, ignored: int | None) -> tuple[Array, Any] | None:
-    # Classes are on axis 1, as losses have them, or last if only that fits. One number is no choice of a class.
-    if target.dtype.kind not in "iu":
-        return None
-    xp, shape = backend.namespace(prediction), prediction.shape
-    for axis, places in ((1, (*shape[:1], *shape[2:])), (-1, shape[:-1])):
-        if prediction.ndim == target.ndim + 1 and target.shape == places and prediction.shape[axis] > 1:
-            right = prediction.argmax(axis=axis) == target
-            if ignored is None:
-                return xp.count_nonzero(right), target.size
-            counts = target != ignored
-            return xp.count_nonzero(right & counts), xp.count_nonzero(counts)
-    return None
-
-
-def _origin(data: Dataset | Loader, rows: np.ndarray, model: Any, name: str = "the data set") -> Origin:
-    return Origin(rows, axis_of(data, model), "the batch" if isinstance(data, Loader) else name)
-
-
-def _evaluated(data: Dataset | Loader, batch_size: Any, stateful: Any) -> dict[str, Any]:
-    """Return how batches of a set to evaluate are made."""
-    if batch_size is None and not stateful and not isinstance(data, Loader):
-        batch_size = 100
-    return shape_of(data, batch_size=batch_size, drop_last=False, shuffle=None, stateful=stateful)
-
-
-def _in_order(data: Any, size: int | None, first: int, each: int) -> Iterator[tuple[Any, np.ndarray]]:
-    """Yield the data set and the samples of the batches `first`, `first + each`, …, in the set's own order."""
-    if size is None:
-        for one in data.epoch():
-            yield one, np.arange(len(one))
-        return
-    for start in range(first * size, len(data), each * size):
-        yield data, np.arange(start, min(start + size, len(data)))
-
-
-def _with_state(batch: Batch, carried: CarriedState | None) -> Batch:
-    """Return a batch with the state that it begins with in the place of its reset, which is done."""
-    reset = batch[3] if len(batch) > 3 else None
-    if carried is None:
-        if reset is not None:
-            raise OptionError("There are no states to reset", expected="stateful=True", got="a batch with a reset")
-        return batch[:3]
-    if reset is not None:
-        carried.reset(reset)
-    return *batch[:3], *(None,) * (3 - len(batch)), carried
-
-
-class _Scores(NamedTuple):
-    """The sum of a batch's losses and what their mean divides by, how many positions are right, of how many; arrays."""
-
-    total: float
-    counted: float
-    right: float
-    positions: float
-    arrays: tuple[np.ndarray, np.ndarray] | None  # for the trainer's metrics, and where nothing counts
-
+from sparsebp.train.state import BEST_NAME, FILE_NAME, TrainingState, training
 
 Arrays: TypeAlias = tuple[Any, Any] | tuple[Any, Any, Any]
 """Inputs and targets, or inputs, targets and lengths, with the sample first."""
@@ -340,7 +52,7 @@ Batches: TypeAlias = Iterable[Any] | Callable[..., Iterable[Any]]
 """Batches ``(x, target)``, or with lengths, with the sample first, or a function that returns them anew."""
 
 
-class Trainer:
+class Trainer(TrainingState):
     """Trains a model, step by step.
 
     Parameters
@@ -482,48 +194,32 @@ class Trainer:
                 check_positive(name, value)
         if checkpoint_every is not None:
             checkpoint_every = check_integer("checkpoint_every", checkpoint_every, 1)
-        self.model, self.loss, self.optimizer = model, loss, optimizer
-        self.lr_scheduler = scheduler_of(lr_scheduler, optimizer)
         check_schedule(fusion, accumulate, schedule, clip_norm)
         check_ranks(schedule, transport)
-        self.fusion, self.accumulate = fusion, int(accumulate)
         named = isinstance(schedule, Schedule) or schedule in SCHEDULES
-        self.schedule = schedule if named else kept_path("schedule", schedule)
-        self.memory_ratio, self.graph = memory_ratio, None if graph is None else check_flag("graph", graph)
-        self.current_schedule: Schedule | None = None
-        self.found_schedule: FoundSchedule | None = None
-        self.times: dict[Action, tuple[float, float]] = {}
-        self._runner: Runner | None = None
-        self._stale: str | None = None
-        self.saved: int | None = None
-        self.should_stop = self._validates = self._replaces = False
-        self._writes = True
-        self.metrics = check_metrics(metrics)
-        self._validation: dict[str, Any] = {}  # how batches of the validation set are made
-        self._given: dict[str, Any] = {}  # the options of the run as they were given, and the numbers of its data
-        self._left: dict[str, Any] | None = None  # the options as the last fit has left them
-        self._data: dict[str, np.ndarray] = {}
-        self._position: dict[str, Any] = {}
-        self._progress: tuple[Callback, ...] = ()
-        self._carried: list[CarriedState] | None = None  # of each micro-batch, in a stateful fit
         if transport is None and (sharded or predictor is not None or note is not None):
             raise OptionError("sharded, predictor and note are for several ranks", expected="transport=",
                               got="transport=None")  # fmt: skip
         check_predictor(predictor, optimizer)
         if note is not None:
             check_callable("note", note)
-        self.predictor, self.note = predictor, note
-        self.transport, self.sharded = transport, check_flag("sharded", sharded)
-        self._leads = transport is None or transport.rank == 0
-        self._seen: frozenset[str] | None = None  # with ranks: the events at which callbacks of rank 0 see the model
-        self.clip_norm, self.checkpoint_every = clip_norm, checkpoint_every
-        self.callbacks = tuple(callbacks)
-        self.checkpoint_dir = None if checkpoint_dir is None else kept_path("checkpoint_dir", checkpoint_dir)
-        self.config = checked_config(config or {})
-        self.history = History()
         drawn = rng is None or isinstance(rng, np.random.Generator)
-        self._seed_given = not drawn
-        self.seed = int(np.random.default_rng(rng).integers(2**32)) if drawn else check_integer("rng", rng, 0)
+        super().__init__(
+            model=model, loss=loss, optimizer=optimizer, lr_scheduler=scheduler_of(lr_scheduler, optimizer),
+            clip_norm=clip_norm, fusion=fusion, accumulate=int(accumulate),
+            schedule=schedule if named else kept_path("schedule", schedule), memory_ratio=memory_ratio,
+            metrics=check_metrics(metrics), graph=None if graph is None else check_flag("graph", graph),
+            callbacks=tuple(callbacks),
+            checkpoint_dir=None if checkpoint_dir is None else kept_path("checkpoint_dir", checkpoint_dir),
+            checkpoint_every=checkpoint_every, config=checked_config(config or {}), transport=transport,
+            sharded=check_flag("sharded", sharded), predictor=predictor, note=note,
+            seed=int(np.random.default_rng(rng).integers(2**32)) if drawn else check_integer("rng", rng, 0),
+            seed_given=not drawn,
+        )  # fmt: skip
+        self._runner: Runner | None = None
+        self._validation: dict[str, Any] = {}  # how batches of the validation set are made
+        self._options_left: dict[str, Any] | None = None  # the options as the last fit has left them
+        self._progress: tuple[Callback, ...] = ()
 
     def fit(
         self,
@@ -580,7 +276,7 @@ class Trainer:
             `ModelCheckpoint`. Otherwise a run that starts anew is refused where they are.
         verbose
             Whether to show on standard error how far it is: a bar drawn by rich on a terminal, else (also without rich)
-            one line an epoch. None: on a terminal, unless `callbacks` has a `ProgressBar`, or `JsonLines` on standard
+            one line per epoch. None: on a terminal, unless `callbacks` has a `ProgressBar`, or `JsonLines` on standard
             output, which show it themselves. On rank 0.
         drop_last
             Leave out an epoch's last batch if it is smaller than the others, as `torch.utils.data.DataLoader` does.
@@ -616,13 +312,13 @@ class Trainer:
             The folder cannot be written, another run is writing to it, or it holds an earlier run that is neither
             resumed nor overwritten.
         """
-        with telling(self.transport):
+        with aborting_others(self.transport):
             if self._runner is not None:
                 raise OptionError("This trainer is training already", expected="one fit at a time",
                                   got="fit within fit")  # fmt: skip
             batches = {"batch_size": batch_size, "drop_last": drop_last, "shuffle": shuffle, "stateful": stateful}
             training_set, held_out, shape, epochs = collective_call(
-                self.transport, lambda: self._asked(
+                self.transport, lambda: self._checked_arguments(
                     dataset, validation, lengths, epochs, batches, validation_batch_size, resume, overwrite, verbose
                 )
             )  # fmt: skip
@@ -632,25 +328,25 @@ class Trainer:
                 agree(self, shape | {"epochs": epochs, "resume": resume, "overwrite": overwrite,
                       "validation samples": held, "validation_batch_size": validation_batch_size,
                       "metrics": list(self.metrics)}, training_set, held_out)  # fmt: skip
-            folder, self._writes = self.checkpoint_dir if self._leads else None, epochs > 0
-            with run_folder(folder, resume=resume, overwrite=overwrite, writes=self._writes), training(self.model):
+            folder, self.has_steps = self.checkpoint_dir if self.leads else None, epochs > 0
+            with run_folder(folder, resume=resume, overwrite=overwrite, writes=self.has_steps), training(self.model):
                 collective_call(self.transport, lambda: self._describe(training_set, held_out))
                 try:
                     return self._fit(training_set, held_out, epochs, shape, resume, overwrite)
                 finally:
-                    self._left = options_given(self)
+                    self._options_left = options_given(self)
 
     def _describe(self, dataset: Dataset | Loader, validation: Dataset | Loader | None) -> None:
         """Note what checkpoints say of the run: its options, as they were given, and its data."""
         now = options_given(self)
-        if now != self._left:  # else: as training has moved them, by a callback that sets the rate, say
-            self._given = now
+        if now != self._options_left:  # else: as training has moved them, by a callback that sets the rate, say
+            self.options_given = now
         sets = {"training": dataset, "validation": validation}
-        self._data = {
+        self.fingerprints = {
             f"{which}.{name}": numbers for which, some in sets.items() for name, numbers in fingerprint(some).items()
         }
 
-    def _asked(
+    def _checked_arguments(
         self, dataset: Any, validation: Any, lengths: Any, epochs: Any, batches: dict[str, Any], held_size: Any,
         resume: Any, overwrite: Any, verbose: Any,
     ) -> tuple[Dataset | Loader, Dataset | Loader | None, dict[str, Any], int]:  # fmt: skip
@@ -683,27 +379,29 @@ class Trainer:
             raise OptionError("A run is resumed or overwritten", expected="one of resume and overwrite", got="both")
         if verbose is not None:
             check_flag("verbose", verbose)
-        self._carried = carried
+        self.carried = carried
         return training_set, held_out, shape, epochs
 
     def _fit(
         self, dataset: Dataset | Loader, validation: Dataset | Loader | None, epochs: int, shape: dict[str, Any],
         resume: bool, overwrite: bool,
     ) -> History:  # fmt: skip
-        self._stale = collective_call(self.transport, lambda: staleness(self.schedule, self.accumulate, self.transport))
+        self.asynchronous = collective_call(
+            self.transport, lambda: staleness(self.schedule, self.accumulate, self.transport)
+        )
         resumed = self._resumed(shape) if resume else None
         if resumed is None:
             check_even(self.optimizer, trained_parameters(self.model, self.optimizer))
-            self._check_parameters(0)
+            self._check_parameters(None)
             earlier, self.history = self.history, History()
             self.history.earlier_steps = earlier.earlier_steps + earlier.steps
         epoch, batch = (0, 0) if resumed is None else resumed
         steps = dataset.steps if isinstance(dataset, Loader) else steps_of(shape)
-        self.should_stop, self._validates = False, validation is not None
-        self._replaces = overwrite or resumed is not None
-        collective_call(self.transport, self._introduce)
+        self.should_stop, self.validates = False, validation is not None
+        self.replaces = overwrite or resumed is not None
+        collective_call(self.transport, self._set_trainer)
         collective_call(self.transport, lambda: check_monitors(self))
-        runner = self._runner = collective_call(self.transport, lambda: Runner(self))
+        runner = self._runner = collective_call(self.transport, lambda: Runner(self, partial(self._tell, "step")))
         failed = True
         try:
             if resumed is None and epochs:  # now that nothing is refused any more: an earlier run makes room
@@ -720,12 +418,12 @@ class Trainer:
             try:
                 runner.close(failed=failed)
             finally:
-                self._runner = self._carried = None
+                self._runner = self.carried = None
                 self._tell("close")
         return self.history
 
-    def _introduce(self) -> None:
-        for callback in self.callbacks if self._leads else ():
+    def _set_trainer(self) -> None:
+        for callback in self.callbacks if self.leads else ():
             if hasattr(callback, "set_trainer"):
                 callback.set_trainer(self)
 
@@ -743,9 +441,9 @@ class Trainer:
         OptionError
             No such fit is running.
         """
-        if self._runner is None or self._carried is None:
+        if self._runner is None or self.carried is None:
             raise OptionError("There are no states to reset", expected="a fit with stateful=True under way", got="none")
-        for carried in self._carried:
+        for carried in self.carried:
             carried.reset()
 
     def evaluate(
@@ -782,62 +480,9 @@ class Trainer:
             As `fit`.
         """
         data = as_dataset(dataset, self.model, lengths)
-        return self._whole(list(self._scores(data, _evaluated(data, batch_size, stateful), "the data set")))
-
-    def _evaluate(self, dataset: Dataset | Loader, shape: dict[str, Any]) -> Evaluation:
-        """Do as `evaluate`; the batches are dealt out to the ranks, those of a loader to rank 0."""
-        rank, size = (0, 1) if self.transport is None else (self.transport.rank, self.transport.size)
-        size = 1 if isinstance(dataset, Loader) else size
-        own = list(self._scores(dataset, shape, "the validation set", rank, size)) if rank < size else []
-        if self.transport is None:
-            return self._whole(own)
-        parts = self.transport.share(own)
-        scores = [parts[number % size][number // size] for number in range(sum(map(len, parts)))]
-        whole = collective_call(self.transport, lambda: self._whole(scores) if self._leads else None)
-        found: Evaluation = self.transport.broadcast(whole)
-        return found
-
-    def _scores(
-        self, data: Dataset | Loader, shape: dict[str, Any], name: str, first: int = 0, each: int = 1
-    ) -> Iterator[_Scores]:  # fmt: skip
-        ignored = getattr(self.loss, "ignore_index", None)
-        sums = summed(self.loss)
-        for rows, batch, output in self._predictions(data, shape, first, each):
-            lengths = batch[2] if len(batch) > 2 else None
-            prediction, target, _ = seen_by_loss(self.model, self.loss, batch[0], output, batch[1], lengths)
-            counted, value = count_of(self.loss, target), float((sums or self.loss).forward(prediction, target)[0])
-            total = value if sums is not None else value * counted if counted else 0.0
-            if not math.isfinite(total):
-                self._check_data(batch, _origin(data, rows, self.model, name), prediction, total)
-            right, positions = _right(prediction, target, ignored) or (0, 0)
-            arrays = None
-            if self.metrics or counted == 0:
-                arrays = backend.to_host(prediction).copy(), backend.to_host(target)
-            yield _Scores(total, counted, float(right), float(positions), arrays)
-
-    def _check_data(self, batch: Batch, origin: Origin, prediction: Array, value: float) -> None:
-        """Raise an error if the data are why a loss is not finite, and warn if the model is."""
-        found = origin.of(batch)
-        if found:
-            raise NonFiniteError(f"The loss over {origin.name} is not finite", expected="finite inputs and targets",
-                                 got=f"{value}; {found}", remedy=CLEAN)  # fmt: skip
-        warnings.warn(f"The loss over {origin.name} is {value}: {cause(self.model, batch, prediction)}", RuntimeWarning,
-                      stacklevel=2)  # fmt: skip
-
-    def _whole(self, scores: Sequence[_Scores]) -> Evaluation:
-        """Return the numbers of a set from those of its batches."""
-        counted, positions = (math.fsum(getattr(one, name) for one in scores) for name in ("counted", "positions"))
-        if counted == 0:
-            targets = [one.arrays[1] for one in scores if one.arrays] or [np.empty(0, np.int64)]
-            raise uncounted_error(self.loss, targets, "over the whole set", "Pass a set of samples that count")
-        loss = sum(one.total for one in scores) / counted
-        right = sum(one.right for one in scores)
-        metrics: dict[str, float] = {}
-        if self.metrics:
-            parts = list(zip(*(one.arrays for one in scores if one.arrays), strict=True))
-            for name, metric in self.metrics.items():  # each gets arrays that it may write into
-                metrics[name] = measured(name, metric, *map(joined, parts))
-        return Evaluation(loss, right / positions if positions else None, metrics)
+        shape = evaluation_batches(data, batch_size, stateful)
+        self._flush()
+        return whole_set(self, scores_of(self, data, shape, "the data set"))
 
     def predict(
         self, x: Any, *, batch_size: int | None = None, lengths: Any = None, stateful: bool = False
@@ -868,81 +513,51 @@ class Trainer:
             As `fit`, or an output does not have one row per sample.
         """
         data = as_dataset(x, self.model, lengths, targets=False)
-        parts, wrong = [], ""
-        for rows, batch, output in self._predictions(data, _evaluated(data, batch_size, stateful)):
-            if output.ndim == 0 or len(output) != len(rows):
-                raise ShapeError("The model's output has not one row a sample", expected=f"({len(rows)}, ...)",
-                                 got=output.shape, remedy="Put the samples first")  # fmt: skip
-            prediction = self._without_padding(batch, output)
-            wrong = wrong or self._unpredicted(batch, _origin(data, rows, self.model, "x"), prediction)
-            xp = backend.namespace(getattr(data, "inputs", prediction))
-            parts.append(backend.as_namespace(prediction, xp).copy())  # a layer may use its array again
-        if wrong:
-            warnings.warn(f"Predictions are not finite: {wrong}", RuntimeWarning, stacklevel=2)
-        return joined(parts)
-
-    def _without_padding(self, batch: Batch, output: Array) -> Array:
-        """Return an output with 0 past the end of each sample, if it has steps."""
-        if len(batch) < 3 or batch[2] is None or not (kept := output_steps(self.model)).kept:
-            return output
-        steps = ValidSteps.of(self.model, kept, batch[0], output, batch[2])
-        return steps.spread(steps.rows("The model's output", output))  # type: ignore[union-attr]
-
-    def _unpredicted(self, batch: Batch, origin: Origin, prediction: Array) -> str:
-        """Say why a prediction is not finite, if it is not; an infinity of finite inputs may be meant."""
-        if not nonfinite({"prediction": prediction}):
-            return ""
-        unknown = bool(backend.namespace(prediction).isnan(prediction).any())  # synchronize!
-        return origin.of(batch) or (cause(self.model, batch, prediction) if unknown else "")
-
-    def _predictions(
-        self, data: Dataset | Loader, shape: dict[str, Any], first: int = 0, each: int = 1
-    ) -> Iterator[tuple[np.ndarray, Batch, Array]]:
-        """Yield the rows of the batches `first`, `first + each`, …, the batches, and outputs in evaluation mode."""
+        shape = evaluation_batches(data, batch_size, stateful)
         self._flush()
-        carried = CarriedState(self.model) if shape["stateful"] else None
-        with evaluation(self.model):
-            for source, indices in _in_order(data, shape["batch_size"], first, each):
-                batch = batch_of(source, indices, self.model)
-                batch = _with_state(batch, carried)
-                with inference_mode(), carried or contextlib.nullcontext():
-                    prediction, _ = forward_of(self.model, batch[0], **options_of(batch))
-                yield indices, batch, prediction
+        return predictions(self.model, data, shape)
 
     def _run_epoch(
         self, runner: Runner, dataset: Dataset | Loader, validation: Dataset | Loader | None, epoch: int, first: int,
         shape: dict[str, Any],
     ) -> EpochRecord:  # fmt: skip
         steps, last = first, steps_of(shape)
-        if self._carried is not None and first == 0:
+        if self.carried is not None and first == 0:
             self.reset_states()
         for source, indices in self._batches(dataset, epoch, first, shape):
             steps += 1
             parts = np.array_split(indices, min(self.accumulate, len(indices)))
             own: Any = runner.executor.own  # on a rank of replicas, its share of a micro-batch
             batches = [share_of(source, part, own(part), self.model) for part in parts]
-            states: Sequence[CarriedState | None] = self._carried or [None] * len(parts)
-            batches = [_with_state(batch, state) for batch, state in zip(batches, states, strict=False)]
-            origins = [_origin(dataset, own(part), self.model) for part in parts]
+            states: Sequence[CarriedState | None] = self.carried or [None] * len(parts)
+            batches = [with_state(batch, state) for batch, state in zip(batches, states, strict=False)]
+            origins = [origin_of(dataset, own(part), self.model) for part in parts]
             runner.step(batches, epoch, len(indices), origins)
             every = self.checkpoint_every
             if every is not None and runner.begun % every == 0 and steps != last:
                 self._save(epoch, steps, shape, dataset)
         self._check_parameters(epoch)
-        if self.transport is not None:
-            self.history.seconds[-steps:] = self.transport.broadcast(self.history.seconds[-steps:])  # rank 0's
-        result = None if validation is None else self._validated(validation)
-        record = self.history.end_epoch(steps, result)
+        record = runner.end_epoch(steps, None if validation is None else self._validated(validation))
         if takes_metric(self.lr_scheduler):
             self.lr_scheduler.step(EpochLoss(record.to_json()))
-        self._position = shape | {"epoch": epoch + 1, "batch": 0}
+        self.position = shape | {"epoch": epoch + 1, "batch": 0}
         self._tell("epoch", record)  # first: the checkpoint holds what callbacks change
         self._save(epoch + 1, 0, shape)
         return record
 
     def _validated(self, validation: Dataset | Loader) -> Evaluation:
+        """Evaluate the validation set: its batches are dealt out to the ranks, those of a loader to rank 0."""
         self._tell("validation_start")
-        result = self._evaluate(validation, self._validation)
+        rank, size = (0, 1) if self.transport is None else (self.transport.rank, self.transport.size)
+        size = 1 if isinstance(validation, Loader) else size
+        own = scores_of(self, validation, self._validation, "the validation set", rank, size) if rank < size else []
+        if self.transport is None:
+            result = whole_set(self, own)
+        else:
+            parts = self.transport.share(own)
+            scores = [parts[number % size][number // size] for number in range(sum(map(len, parts)))]
+            whole = collective_call(self.transport, lambda: whole_set(self, scores) if self.leads else None)
+            result = self.transport.broadcast(whole)
         self._tell("validation_end")
         return result
 
@@ -951,7 +566,7 @@ class Trainer:
     ) -> Iterator[tuple[Any, np.ndarray]]:
         """Yield the data set and the samples of each batch of an epoch, from number `first` on."""
         if isinstance(data, Loader):
-            batches: Iterator[Any] = data.rest_of(epoch, first, self._position.get("checksum", ""), self.transport)
+            batches: Iterator[Any] = data.rest_of(epoch, first, self.position.get("checksum", ""), self.transport)
         else:
             order = epoch_order(len(data), seed=self.seed, epoch=epoch) if shape["shuffle"] else np.arange(len(data))
             size = shape["batch_size"]
@@ -967,7 +582,7 @@ class Trainer:
     def _resumed(self, shape: dict[str, Any]) -> tuple[int, int] | None:
         """Load the folder's checkpoint, if there is one, and return the epoch and the batch to go on with."""
         folder = self.checkpoint_dir
-        path = None if folder is None or not self._leads else folder / FILE_NAME
+        path = None if folder is None or not self.leads else folder / FILE_NAME
         checkpoint = collective_call(
             self.transport, lambda: load_checkpoint(path) if path is not None and path.exists() else None
         )
@@ -978,58 +593,34 @@ class Trainer:
         at: tuple[int, int] = collective_call(
             self.transport, lambda: restore(self, checkpoint, shape, folder / FILE_NAME)
         )
-        self.saved, self._position = self.history.steps, dict(checkpoint.state["position"])
+        self.saved, self.position = self.history.steps, dict(checkpoint.state["position"])
         return at
 
     def _begin(self, shape: dict[str, Any]) -> None:
         """Write the first checkpoint of a run that starts anew."""
         self._save(0, 0, shape)
-        if self.checkpoint_dir is not None and self._leads:
+        if self.checkpoint_dir is not None and self.leads:
             (self.checkpoint_dir / BEST_NAME).unlink(missing_ok=True)
 
     def _save(self, epoch: int, batch: int, shape: dict[str, Any], data: Any = None) -> None:
         if self._runner is not None:
             self._runner.check_parts()
-        self._position = shape | {"epoch": epoch, "batch": batch}
+        self.position = shape | {"epoch": epoch, "batch": batch}
         if isinstance(data, Loader) and data.last is not None:
-            self._position["checksum"] = data.last.checksum
+            self.position["checksum"] = data.last.checksum
         if self.checkpoint_dir is None:
             return
         self._check_parameters(epoch)
         path = self.checkpoint_dir / FILE_NAME
-        if self._leads:  # the other ranks keep track of `saved` as well
-            save_checkpoint(path, pack(self, self._position))
+        if self.leads:  # the other ranks keep track of `saved` as well
+            save_checkpoint(path, pack(self))
         self.saved = self.history.steps
         self._tell("checkpoint", path)
 
-    def _check_parameters(self, epoch: int) -> None:
+    def _check_parameters(self, epoch: int | None) -> None:
         if self._runner is not None:
             self._runner.gather_state()
-        self._check_finite(epoch)
-
-    def _check_finite(self, epoch: int) -> None:
-        """Refuse to save parameters or running statistics that no model would load."""
-        arrays, parameters = finite_arrays_of(self.model), self.model.parameters()
-        names = nonfinite(arrays)
-        if not names:
-            return
-        step = self.history.steps
-        when = "before training" if step == 0 or self._runner is None else f"after step {step} (epoch {epoch + 1})"
-        of_parameters = [name for name in names if name in parameters]
-        if of_parameters:
-            raise NonFiniteError(f"Parameters are not finite {when}", expected="finite parameters",
-                                 got=f"NaN or infinity in {', '.join(of_parameters)}", remedy="Initialise or load the "
-                                 f"model again, or lower the learning rate. {self._last_good()}")  # fmt: skip
-        raise NonFiniteError(f"Running statistics are not finite {when}", expected="finite statistics",
-                             got=f"NaN or infinity in {', '.join(names)}: a batch brought NaN, infinity, or numbers "
-                             f"whose squares overflow {arrays[names[0]].dtype} to that layer", remedy="Look for such "
-                             "numbers in the data, scale the data, or lower the learning rate. "
-                             f"{self._last_good()}")  # fmt: skip
-
-    def _last_good(self) -> str:
-        if self.checkpoint_dir is None or not (self.checkpoint_dir / FILE_NAME).exists():
-            return "No checkpoint was written"
-        return f"The last good checkpoint is {self.checkpoint_dir / FILE_NAME}"
+        self.check_finite(epoch)
 
     def _flush(self, *, wait: bool = True) -> None:
         """Run deferred updates; with `wait`, model and history then agree."""
@@ -1037,17 +628,11 @@ class Trainer:
             self._runner.flush(wait=wait)
 
     def _tell(self, event: str, *args: Any) -> None:
-        if self._sees(event) and self._runner is not None:
+        if self.sees(event) and self._runner is not None:
             self._runner.gather_state()
 
         def tell() -> None:
-            for callback in (*self._progress, *self.callbacks) if self._leads else ():
+            for callback in (*self._progress, *self.callbacks) if self.leads else ():
                 getattr(callback, f"on_{event}")(*args)
 
-        tell_on_rank_0(self, event, tell)
-
-    def _sees(self, event: str) -> bool:
-        """Whether a callback (of rank 0, if there are several) looks at the model at this event."""
-        if self._seen is not None:
-            return event in self._seen
-        return any(callback.sees_model(event) for callback in self.callbacks)
+        notify_on_rank_0(self, event, tell)

@@ -22,7 +22,7 @@ from sparsebp.nn.gradients import gradients_of
 from sparsebp.nn.recurrent import Recurrent
 from sparsebp.nn.sequential import ChainBackward, Link
 from sparsebp.nn.steps import ValidSteps, seen_by_loss
-from sparsebp.train.checkpoint import evaluation, training
+from sparsebp.train.state import evaluation, training
 
 SCAN_TOLERANCE = {"float32": 1e-3, "float64": 1e-9}
 """Largest difference between algorithms that counts as agreement, relative to the gradient's largest entry."""

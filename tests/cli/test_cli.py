@@ -428,7 +428,7 @@ def test_a_schedule_that_was_found_is_shown_with_its_memory(tmp_path):
 
 
 def test_warm_up_runs_all_jobs_and_says_where_kernels_are_kept(monkeypatch, tmp_path):
-    from sparsebp.train import recipes as warm_up
+    from sparsebp import warm_up
 
     done = []
     monkeypatch.setattr(warm_up, "jobs", lambda: iter([(name, lambda name=name: done.append(name)) for name in "ab"]))

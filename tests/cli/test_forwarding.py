@@ -96,7 +96,7 @@ class Pruned:
 @pytest.mark.parametrize("out", [[], ["--out", "there"]])
 def test_prune(monkeypatch, tmp_path, out):
     calls = Calls(Pruned())
-    monkeypatch.setattr(sys.modules["sparsebp.train.recipes"], "prune_checkpoint", calls)
+    monkeypatch.setattr(sys.modules["sparsebp.train.prune"], "prune_checkpoint", calls)
     invoke("prune", tmp_path, "--amount", 0.25, "--method", "class_distribution", *out, "--json")
     invoke("prune", tmp_path / "a.safetensors", "--amount", 0.5, *out, "--overwrite")
     targets = [Path("there") if out else tmp_path / "pruned.safetensors"] * 2
@@ -123,11 +123,11 @@ TUNED = {key: IMAGES[key] for key in ("model", "width", "samples", "batch_size",
 
 def test_tune(monkeypatch, tmp_path):
     from sparsebp.core.timing import Timing
-    from sparsebp.train import recipes
+    from sparsebp.train import tune
 
     best = {"fusion": "backward", "schedule": "conventional", "backward": "bp", "threads": 1}
-    calls = Calls([recipes.Trial(best, Timing((1.0, 2.0)))])
-    monkeypatch.setattr(recipes, "tune", calls)
+    calls = Calls([tune.Trial(best, Timing((1.0, 2.0)))])
+    monkeypatch.setattr(tune, "tune", calls)
     out = tmp_path / "t.json"
     choices = ["--fusion", "backward", "--schedule", "conventional", "--backward", "bp", "--backward", "hybrid",
                "--threads", 1]  # fmt: skip

@@ -13,7 +13,7 @@ from sparsebp.cli.app import app
 from sparsebp.cli.common import Interrupted
 from sparsebp.cli.main import main
 from sparsebp.train import load_checkpoint
-from sparsebp.train.trainer import Runner
+from sparsebp.train.runner import Runner
 
 invoke = partial(run, app)
 
@@ -137,12 +137,12 @@ def test_retraining_and_the_time_after_training(tmp_path, stop):
 
 def test_tune_and_verify(tmp_path, stop):
     from sparsebp.core import timing
-    from sparsebp.train import recipes, verify
+    from sparsebp.train import tune, verify
 
     few = ["tune", "bitstream", "--hidden", "4", "--seq-len", "12", "--samples", "16", "--steps", "1", "--rounds",
            "1", "--backward", "bp", "--schedule", "conventional", "--threads", "1", "--out",
            str(tmp_path / "t.toml")]  # fmt: skip
-    stop(recipes, "_config", 2)
+    stop(tune, "_config", 2)
     told, command = interrupted(*few)
     assert told == ("Interrupted at combination 2 of 3, fusion=forward, schedule=conventional, backward=bp, threads=1; "
                     "nothing was written. Begin again")  # fmt: skip
@@ -158,7 +158,7 @@ def test_tune_and_verify(tmp_path, stop):
 
 def test_prune(tmp_path, stop):
     pytest.importorskip("sklearn")
-    module = sys.modules["sparsebp.train.recipes"]
+    module = sys.modules["sparsebp.train.prune"]
     assert invoke(*DIGITS, "--out", tmp_path).exit_code == 0
     stop(module, "save_checkpoint", 1)
     told, command = interrupted("prune", tmp_path, "--amount", 0.5)

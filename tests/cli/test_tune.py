@@ -11,7 +11,7 @@ from commands import run
 from sparsebp.cli.app import app
 from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.core.threads import thread_counts
-from sparsebp.train import recipes as tuning
+from sparsebp.train import tune as tuning
 from sparsebp.train.config import config_for, read_config
 
 invoke = partial(run, app)

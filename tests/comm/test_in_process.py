@@ -114,12 +114,12 @@ def test_sums_have_one_order(count: int) -> None:
 
 PROGRAM = """
 import sys
-from sparsebp.comm.launcher import quiet_others, speak
-quiet_others()
+from sparsebp.comm.launcher import silence_other_ranks, restore_stderr
+silence_other_ranks()
 print("out")
 print("err", file=sys.stderr)
 if len(sys.argv) > 1:
-    speak()
+    restore_stderr()
     print("told", file=sys.stderr)
 """
 

@@ -30,9 +30,9 @@ from sparsebp.schedule import Action, Costs, Link, StepGraph, parse, read_csv, s
 from sparsebp.schedule.builders import BUILDERS
 from sparsebp.schedule.costs import read_costs
 from sparsebp.train import Checkpoint, load_checkpoint, save_checkpoint, verify
+from sparsebp.train.batches import as_dataset
 from sparsebp.train.config import read_config, write_config
-from sparsebp.train.recipes import prune_checkpoint
-from sparsebp.train.setup import as_dataset
+from sparsebp.train.prune import prune_checkpoint
 
 
 @pytest.mark.parametrize("value", [3, np.int8(3), np.uint64(3), np.array(3)])

@@ -20,7 +20,8 @@ from sparsebp.core import backend, cublas
 from sparsebp.core.errors import DeviceError, LayoutError
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products import plan_product
-from sparsebp.runtime.executor import Executor, all_schedules
+from sparsebp.runtime.executor import PlainExecutor as Executor
+from sparsebp.runtime.search import all_schedules
 from sparsebp.scan import plan_scan
 from sparsebp.schedule.costs import Costs, StageBytes
 from strict_cupy.device import DEVICE

@@ -84,11 +84,11 @@ def test_what_was_recorded_is_not_compiled_again_and_damage_is(process, tmp_path
 JOB = "sequences, float32"
 IN_A_WHEEL = f"""
     import sparsebp
-    from sparsebp.train import recipes
+    from sparsebp import warm_up
     from numba.core import event
     events = event.RecordingListener()
     event.register("numba:compile", events)
-    dict(recipes.jobs())[{JOB!r}]()
+    dict(warm_up.jobs())[{JOB!r}]()
     print(sparsebp.__file__, len(events.buffer))
 """
 

@@ -12,7 +12,7 @@ from runtime.test_random_layers import assert_like, train
 from sparsebp.comm.mpi import MPITransport
 from sparsebp.comm.transport import Transport
 from sparsebp.core.errors import NonFiniteError, TransportError
-from sparsebp.runtime.actions import Watch
+from sparsebp.runtime.actions import Observer
 
 
 def compare(transport: Transport, name: str, rtol: float = 1e-10, **options: object) -> None:
@@ -70,7 +70,7 @@ def one_k_on_all_ranks(transport: Transport) -> None:
     assert None not in (ks := set(transport.share(found[3].k))) and len(ks) == 1
 
 
-class Stop(Watch):
+class Stop(Observer):
     def loss(self, step: object, m: int, value: float) -> None:
         if not np.isfinite(value):
             raise NonFiniteError("The loss is not finite", expected="a number", got=value, remedy="Stop")
@@ -78,7 +78,7 @@ class Stop(Watch):
 
 @on_ranks(2, 3, fails="The loss is not finite")
 def a_number_that_is_not_finite_ends_all(transport: Transport) -> None:
-    executor = rep.executor(transport, rep.mlp(), "forward", watch=Stop())
+    executor = rep.executor(transport, rep.mlp(), "forward", observer=Stop())
     x = np.full((2, 5), np.nan if transport.rank == 1 else 1.0)
     executor.step([(np.ones((2, 5)), rep.CLASSES[:2])])
     try:

@@ -9,7 +9,7 @@ import pytest
 
 from mpi import on_ranks
 from sparsebp.comm.transport import Transport
-from sparsebp.runtime.launch import clock_offset, measured
+from sparsebp.runtime.timeline import clock_offset, measured
 from sparsebp.schedule import Action
 from sparsebp.schedule.builders import build
 

@@ -149,12 +149,12 @@ def command_line(transport: Transport | None) -> None:
 def signalled(transport: Transport | None) -> None:
     """What ``sparsebp`` does; the third step of one rank gets a signal. The next arguments: its name, the rank."""
     from sparsebp.cli.main import main
-    from sparsebp.train.trainer import Runner
+    from sparsebp.train.runner import Runner
 
     step, calls = Runner.step, itertools.count(1)
 
     def signals(self: Runner, *given: Any) -> None:
-        if next(calls) == 3 and self.trainer.transport.rank == int(sys.argv[3]):
+        if next(calls) == 3 and self.run.transport.rank == int(sys.argv[3]):
             signal.raise_signal(getattr(signal, sys.argv[2]))
         step(self, *given)
 
@@ -164,7 +164,7 @@ def signalled(transport: Transport | None) -> None:
 
 def interrupted_unheard(transport: Transport) -> None:
     """Rank 0 ends by a status of its own, as ``sparsebp`` does, while rank 1 hears nothing for a minute."""
-    from sparsebp.runtime.launch import speaks, take_leave
+    from sparsebp.runtime.launch import announce_exit, reports_error
 
     transport.barrier()
     if transport.rank:
@@ -172,8 +172,8 @@ def interrupted_unheard(transport: Transport) -> None:
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt as error:
-        speaks(error)
-        take_leave(143)
+        reports_error(error)
+        announce_exit(143)
         raise SystemExit(143) from None
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from mpi.launch import apart, completed, run
 from mpi.test_ends import tracebacks
-from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint
+from sparsebp.train.checkpoint import load_checkpoint
 from sparsebp.train.config import build, config_for
+from sparsebp.train.state import FILE_NAME
 
 pytest.importorskip("typer")
 SECONDS = 120.0

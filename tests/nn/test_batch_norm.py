@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sparsebp import kernels, nn, optim
 from sparsebp.core.errors import LayoutError, OptionError, ShapeError
 from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.executor import PlainExecutor as Executor
 from sparsebp.train.setup import schedule_of
 from strategies import seeds, sizes
 from torch_twins import assert_gradients, assert_like_torch, loaded

@@ -14,7 +14,7 @@ from sparsebp.core.errors import OptionError
 from sparsebp.core.shortcuts import STANDS_FOR, belongs, defines
 from sparsebp.data import ArrayDataset
 from sparsebp.nn.gradients import gradients_of
-from sparsebp.runtime import Executor
+from sparsebp.runtime import PlainExecutor as Executor
 from sparsebp.runtime.actions import Stages
 from sparsebp.runtime.time_parallel import TimeParallel
 from sparsebp.train import Trainer

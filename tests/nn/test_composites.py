@@ -17,10 +17,11 @@ from sparsebp import nn, optim
 from sparsebp.core.errors import OptionError, ShapeError, StaleError
 from sparsebp.core.shortcuts import batch_axes_of
 from sparsebp.nn.gradients import undisturbed
-from sparsebp.runtime import Executor
+from sparsebp.runtime import PlainExecutor as Executor
 from sparsebp.runtime.actions import Stages
 from sparsebp.train import Trainer
-from sparsebp.train.setup import sample_axis, schedule_of
+from sparsebp.train.batches import sample_axis
+from sparsebp.train.setup import schedule_of
 from strategies import reals, seeds, tolerance
 
 F8 = {"dtype": np.float64}

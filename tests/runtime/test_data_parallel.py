@@ -16,8 +16,8 @@ from sparsebp import nn
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core import backend
 from sparsebp.core.errors import OptionError, ScheduleError
-from sparsebp.runtime.actions import Stages, Watch
-from sparsebp.runtime.replicas import ReplicaExecutor, parted
+from sparsebp.runtime.actions import Observer, Stages
+from sparsebp.runtime.replicas import ReplicaExecutor, bucket_names
 from sparsebp.schedule import Lane, StepGraph
 from sparsebp.schedule.builders import gpipe, place_updates, synchronise
 
@@ -86,7 +86,7 @@ def test_shares(count, size):
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-class Right(Watch):
+class Right(Observer):
     """Says how many are classified right."""
 
     def score(self, prediction, target):
@@ -95,7 +95,7 @@ class Right(Watch):
 
 def test_scores_are_those_of_all_samples():
     def work(transport):
-        executor = rep.executor(transport, rep.mlp(), "first-ready", accumulate=2, watch=Right())
+        executor = rep.executor(transport, rep.mlp(), "first-ready", accumulate=2, observer=Right())
         parts = [executor.own(part) for part in np.array_split(np.arange(11), 2)]
         (step,) = executor.step([(rep.INPUTS[part], rep.CLASSES[part]) for part in parts])
         return step.score[0]
@@ -108,11 +108,11 @@ def test_scores_are_those_of_all_samples():
 def test_parts():
     params = {"a": np.zeros(3), "b": np.zeros(2), "c": np.zeros(2, np.float32), "d": np.zeros(0, np.float32)}
     early, late = dict(zip("abcd", range(4), strict=True)), dict.fromkeys("abcd", 4)
-    assert parted(params, early, late, 16) == [["a"], ["b"], ["c", "d"]]
-    assert parted(params, early, late, 1000) == [["a", "b"], ["c", "d"]]
+    assert bucket_names(params, early, late, 16) == [["a"], ["b"], ["c", "d"]]
+    assert bucket_names(params, early, late, 1000) == [["a", "b"], ["c", "d"]]
     early, late = {"a": 0, "b": 2, "c": 4, "d": 5}, {"a": 1, "b": 3, "c": 6, "d": 6}
-    assert parted(params, early, late, 1000) == [["a"], ["b"], ["c", "d"]]
-    assert parted({}, {}, {}, 16) == []
+    assert bucket_names(params, early, late, 1000) == [["a"], ["b"], ["c", "d"]]
+    assert bucket_names({}, {}, {}, 16) == []
 
 
 def test_sums_begin_early_and_are_waited_for_late():
@@ -182,7 +182,7 @@ def test_on_a_device(name, clip_norm, sharded):
     def work(transport):
         model = rep.mlp().to("cuda")
         optimizer = rep.OPTIMIZERS["momentum"](model.parameters())
-        given = {"bucket_bytes": 150, "watch": Right(), "clip_norm": clip_norm, "sharded": sharded}
+        given = {"bucket_bytes": 150, "observer": Right(), "clip_norm": clip_norm, "sharded": sharded}
         executor = rep.executor(transport, model, name, optimizer, **given)
         done = []
         for (part,) in rep.batches_of(13, 6, 1):

@@ -14,7 +14,7 @@ from sparsebp import nn, optim
 from sparsebp.core import threads
 from sparsebp.core.errors import NonFiniteError, OptionError, ScheduleError
 from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.executor import PlainExecutor as Executor
 from sparsebp.schedule import Action, Schedule
 from sparsebp.schedule.builders import conventional, data_parallel, gpipe, out_of_order
 from sparsebp.schedule.files import write_csv

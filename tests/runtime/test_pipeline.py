@@ -16,8 +16,8 @@ from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core import backend
 from sparsebp.core.errors import NonFiniteError, OptionError, TransportError
-from sparsebp.runtime.actions import Stages, Watch
-from sparsebp.runtime.launch import Timeline
+from sparsebp.runtime.actions import Observer, Stages
+from sparsebp.runtime.timeline import Timeline
 from sparsebp.schedule import StepGraph
 from sparsebp.schedule.builders import build, place_updates
 from sparsebp.schedule.simulation import Event
@@ -323,7 +323,7 @@ def test_the_simulation_of_a_measured_step_runs_a_pair_one_after_the_other(name)
     assert timeline.simulated().makespan == timeline.makespan == len(events)
 
 
-class Broken(Watch):
+class Broken(Observer):
     def gradients(self, step, grads):
         raise NonFiniteError("not finite", got=", ".join(grads))
 
@@ -336,7 +336,7 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_before_any_update(rank):
     def work(transport):
         model = p.mlp()
         before = p.digest(model.state_dict())
-        executor = p.executor(model, "1f1b", transport, watch=Broken())
+        executor = p.executor(model, "1f1b", transport, observer=Broken())
         if transport.rank == rank:  # as if this rank's hardware had failed
             part = dict(model.modules())[names[rank].split(".")[0]]
             gradient = part.weight_grad

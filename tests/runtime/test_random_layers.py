@@ -11,7 +11,7 @@ from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.nn.init import Rows, rows_of
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.executor import PlainExecutor as Executor
 from sparsebp.runtime.replicas import ReplicaExecutor
 from sparsebp.schedule.builders import data_parallel
 from sparsebp.train import Trainer

@@ -13,8 +13,8 @@ from sparsebp import nn, optim
 from sparsebp.core import threads
 from sparsebp.core.errors import OptionError
 from sparsebp.optim import Update
-from sparsebp.runtime.actions import Stages, Watch
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.actions import Observer, Stages
+from sparsebp.runtime.executor import PlainExecutor as Executor
 from sparsebp.schedule import StepGraph
 from within import within
 
@@ -67,7 +67,7 @@ def failing(cls, **parts):
 
 Linear = failing(nn.Linear, **{part: part for part in ("forward", "input_grad", "weight_grad", "gradients")})
 Loss = failing(nn.CrossEntropyLoss, forward="loss")
-Looking = failing(Watch, loss="watch")
+Looking = failing(Observer, loss="observer")
 FailingUpdate = failing(Update, apply="update")
 
 
@@ -79,7 +79,7 @@ class Optimizer(optim.Adam):
         return update
 
 
-PARTS = ("forward", "input_grad", "weight_grad", "loss", "update", "begin", "watch")
+PARTS = ("forward", "input_grad", "weight_grad", "loss", "update", "begin", "observer")
 
 
 def failing_net(once):
@@ -136,9 +136,9 @@ def test_an_executor_that_failed(seed, first, streams, microbatches, part, at, c
     stages = Stages(model)
     graph = StepGraph(len(stages), microbatches, stages.unweighted, "step", first=first)
     order = orders.random_order(np.random.default_rng(seed), graph, streams, first)
-    optimizer, loss, watch = Optimizer(model.parameters(), 0.01), Loss(), Looking()
-    optimizer.once = loss.once = watch.once = once
-    executor = Executor(model, loss, optimizer, order, watch=watch)
+    optimizer, loss, observer = Optimizer(model.parameters(), 0.01), Loss(), Looking()
+    optimizer.once = loss.once = observer.once = once
+    executor = Executor(model, loss, optimizer, order, observer=observer)
 
     def run():
         """Return when the error came, at which step or at the end; -1 for never, None if it was refused to go on."""

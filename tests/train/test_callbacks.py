@@ -112,7 +112,7 @@ def stopped_after(values, patience, min_delta, mode):
 )  # fmt: skip
 def test_early_stopping_is_kerass_rule_also_across_a_resume(values, patience, min_delta, mode, cut):
     history = History()
-    trainer = SimpleNamespace(history=history, should_stop=False, callbacks=(), _validates=True)
+    trainer = SimpleNamespace(history=history, should_stop=False, callbacks=(), validates=True)
     stopping = EarlyStopping("train_loss", patience, min_delta, mode)
     stopping.set_trainer(trainer)
     stopping.on_start(None)

@@ -14,8 +14,9 @@ from sparsebp.core.errors import FileFormatError, NonFiniteError, OptionError
 from sparsebp.data import ArrayDataset
 from sparsebp.train import Checkpoint, History, Trainer, load_checkpoint, save_checkpoint
 from sparsebp.train.callbacks import EpochRecord
-from sparsebp.train.checkpoint import FILE_NAME, load_weights, pack
-from sparsebp.train.recipes import prune_checkpoint
+from sparsebp.train.checkpoint import load_weights, pack
+from sparsebp.train.prune import prune_checkpoint
+from sparsebp.train.state import FILE_NAME
 
 HUGE = 10**400
 rng = np.random.default_rng(0)
@@ -287,7 +288,7 @@ def test_whatever_is_written_is_read_again(tmp_path_factory, data):
         return
     written, second = load_checkpoint(path), make(1)
     second.fit(DATA, epochs=0, batch_size=7, resume=True)
-    again = pack(second, second._position)
+    again = pack(second)
     assert again.tensors.keys() == written.tensors.keys()
     assert all(again.tensors[name].tobytes() == array.tobytes() for name, array in written.tensors.items())
     assert json.dumps(again.state) == json.dumps(written.state)

@@ -18,8 +18,8 @@ from sparsebp.core.cublas import Cublas, operand
 from sparsebp.core.errors import DeviceError, NonFiniteError, OptionError
 from sparsebp.core.graphs import GraphRecorder
 from sparsebp.runtime import streams
-from sparsebp.runtime.actions import Stages, Watch
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.actions import Observer, Stages
+from sparsebp.runtime.executor import PlainExecutor as Executor
 from sparsebp.runtime.streams import Graphs, in_turn
 from sparsebp.schedule.builders import out_of_order
 from sparsebp.train import Callback, ProgressBar, Trainer
@@ -247,13 +247,13 @@ def test_a_number_of_a_layer_that_changes_is_captured_anew(host_recorder):
 
 
 def test_what_is_not_finite_or_wrong_is_said_after_the_step(host_recorder):
-    class Spy(Watch):
+    class Spy(Observer):
         def loss(self, step, m, value):
             if not np.isfinite(value):
                 raise NonFiniteError("The loss")
 
     model = orders.conv()
-    executor = executor_of(model, graph=True, watch=Spy())
+    executor = executor_of(model, graph=True, observer=Spy())
     done = [executor.step([BATCH], number) for number in range(3)]
     assert [[step.tag for step in steps] for steps in done] == [[0], [], [1]]  # the first one was not recorded
     assert [step.tag for step in executor.step([(orders.IMAGES, np.full_like(orders.CLASSES, 7))], 3)] == [2]

@@ -9,8 +9,9 @@ import pytest
 
 from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.train import load_checkpoint
+from sparsebp.train.compare import gradient_agreement
 from sparsebp.train.config import build, build_retraining, config_for, config_of
-from sparsebp.train.recipes import gradient_agreement, prune_checkpoint
+from sparsebp.train.prune import prune_checkpoint
 
 pytest.importorskip("sklearn")
 

@@ -9,8 +9,8 @@ import orders
 from sparsebp import nn, optim
 from sparsebp.core import backend
 from sparsebp.core.errors import NonFiniteError, OptionError
-from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.streams import LENGTHS, MOST
+from sparsebp.runtime.executor import PlainExecutor as Executor
+from sparsebp.runtime.streams import LENGTHS, MOST_GRAPHS
 from sparsebp.schedule.builders import conventional
 from sparsebp.train import Callback, Trainer
 from train import test_graphs
@@ -176,12 +176,12 @@ def test_lengths_are_not_captured_and_named():
 def test_so_many_shapes_are_captured_and_no_more():
     make, batches = MODELS["rnn"]
     _, executor, step = stepping(make, graph=True)
-    (x, target), steps = batches[0], range(1, MOST + 3)
+    (x, target), steps = batches[0], range(1, MOST_GRAPHS + 3)
     for number in steps:
         for _ in range(3):
             step((x[:2, :number], target[:number]), number)
     executor.flush()
-    assert len(executor._graphs._recorded) == MOST
+    assert len(executor._graphs._recorded) == MOST_GRAPHS
 
 
 # ---- counted -------------------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from sparsebp.core import backend
 from sparsebp.core.errors import NonFiniteError
 from sparsebp.core.graphs import Reading
 from sparsebp.optim.optimizer import clip_grad_norm, clip_on_device, square_sums
-from sparsebp.runtime.actions import DeferredMetrics, Step, Watch
-from sparsebp.runtime.executor import DeferredSteps
+from sparsebp.runtime.actions import DeferredMetrics, Observer, Step
+from sparsebp.runtime.deferred import DeferredSteps
 
 
-class Spy(Watch):
+class Spy(Observer):
     interrupts = 0
 
     def loss(self, step, m, value):
@@ -82,10 +82,10 @@ def test_after_an_error_what_came_before_is_told_and_what_came_after_forgotten(w
 
 
 def test_an_interrupt_loses_nothing():
-    watch = Spy()
-    steps = DeferredSteps(np, Loss(), watch)
+    observer = Spy()
+    steps = DeferredSteps(np, Loss(), observer)
     steps.exchange([late(0)])
-    watch.interrupts = 1
+    observer.interrupts = 1
     with pytest.raises(KeyboardInterrupt):
         steps.exchange([late(1)])
     assert numbers(steps.drain()) == [0, 1]

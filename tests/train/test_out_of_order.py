@@ -11,22 +11,18 @@ import orders
 from schedules import costs as any_costs
 from sparsebp import models, nn, optim
 from sparsebp.core.errors import MemoryLimitError, OptionError
-from sparsebp.runtime import Executor
-from sparsebp.runtime.executor import (
+from sparsebp.runtime import PlainExecutor as Executor
+from sparsebp.runtime.measure import Span, _arrays, measured_costs, measured_slowdowns, with_dispatch_latency
+from sparsebp.runtime.search import (
     COSTS_NAME,
     MEASURED,
     ROUNDS,
     SCHEDULE_NAME,
     FoundSchedule,
     OutOfOrderExecutor,
-    Span,
-    Trial,
-    _arrays,
+    ScheduleTrial,
     all_schedules,
     candidates,
-    measured_costs,
-    measured_slowdowns,
-    with_handing,
 )
 from sparsebp.schedule import Action, Schedule, StepGraph, read_costs, read_csv, simulate
 from sparsebp.schedule.costs import Costs, StageBytes
@@ -88,6 +84,9 @@ def test_the_schedule_is_saved_and_used_again(tmp_path):
     first = again.found_schedule
     again.fit(data, epochs=1, batch_size=5)
     assert again.found_schedule is first and again.current_schedule is first.schedule
+    again.schedule, again.fusion = "conventional", "forward"  # no longer what was found
+    again.fit(data, epochs=1, batch_size=5)
+    assert again.current_schedule.graph.first == "U"
     other, images = trainer_of("conv", checkpoint_dir=tmp_path)  # another model in the same folder
     other.fit(images, epochs=1, batch_size=5, overwrite=True)
     assert other.current_schedule.name.startswith("conventional")
@@ -167,7 +166,7 @@ def test_the_conventional_order_stays_unless_another_is_faster_beyond_the_spread
     size = {"stages": len(model().stages()), "unweighted": frozenset()}
     known = Costs({"F": 1.0, "W": 1.0, "I": 1.0, "U": 0.1}, (StageBytes(),) * size["stages"])
     schedules = all_schedules(size, known)
-    trials = [Trial(name, schedules[name], 1.0) for name in ("conventional", *rounds)]
+    trials = [ScheduleTrial(name, schedules[name], 1.0) for name in ("conventional", *rounds)]
     both = [rounds.get(trial.name, (1.0, 1.1)) for trial in trials]
     found = FoundSchedule(
         tuple(trial.measured(slow).measured(fast) for trial, (fast, slow) in zip(trials, both, strict=True)), known, 1.1
@@ -241,7 +240,7 @@ def test_getting_to_work_is_part_of_it():
     """What lies between two actions counts for the second, not what lies between two steps."""
     spans = [Span(FORWARD, 1.0, 2.0), Span(WEIGHT, 2.5, 3.0), Span(UPDATE, 3.25, 4.0), Span(FORWARD, 9.0, 9.5),
              Span(WEIGHT, 9.75, 10.0)]  # fmt: skip
-    assert with_handing(spans, STREAMS) == [
+    assert with_dispatch_latency(spans, STREAMS) == [
         Span(FORWARD, 1.0, 2.0), Span(WEIGHT, 2.5, 3.0), Span(UPDATE, 3.0, 4.0), Span(FORWARD, 9.0, 9.5),
         Span(WEIGHT, 9.5, 10.0),
     ]  # fmt: skip
@@ -252,8 +251,8 @@ def test_waiting_for_the_gradients_inside_a_stage_is_no_work():
     graph = StepGraph(2, first="I")
     schedule = Schedule.of(graph, [{"main": [own, FORWARD, Action(1, "F", 0)], "sub": [Action(1, "W", 0), WEIGHT]}])
     spans = [Span(own, 0.0, 2.0), Span(Action(1, "W", 0), 0.0, 3.0)]
-    assert with_handing(spans, schedule, {1})[1] == Span(Action(1, "W", 0), 2.0, 3.0)
-    assert with_handing(spans, schedule) == spans
+    assert with_dispatch_latency(spans, schedule, {1})[1] == Span(Action(1, "W", 0), 2.0, 3.0)
+    assert with_dispatch_latency(spans, schedule) == spans
 
 
 def test_measured_costs_are_medians():

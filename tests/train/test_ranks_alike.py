@@ -13,6 +13,7 @@ from sparsebp.comm.threads import run_ranks
 from sparsebp.comm.transport import Transport
 from sparsebp.core.errors import OptionError, TransportError
 from sparsebp.data import ArrayDataset
+from sparsebp.runtime.agreement import exchange
 from sparsebp.train import Callback, Trainer
 from train.test_transport import TIGHT, images
 
@@ -241,6 +242,30 @@ def test_what_a_callback_changes_on_one_rank_alone_is_refused(named: str, change
 
     with pytest.raises(OptionError, match=rf"on one of several ranks.* Got of {named}\."):
         run_ranks(2, run)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_only_what_a_callback_has_changed_is_sent(monkeypatch: pytest.MonkeyPatch, changes: bool) -> None:
+    names: set[str] = set()
+
+    def noted(transport: Transport, arrays: dict[str, Any]) -> None:
+        names.update(arrays)
+        exchange(transport, arrays)
+
+    class Looks(Callback):
+        def set_trainer(self, trainer: Trainer) -> None:
+            self.model = trainer.model
+
+        def on_step(self, history: Any) -> None:
+            if changes:
+                self.model.parameters()["1.weight"][...] += 1
+
+    monkeypatch.setattr("sparsebp.train.ranks.exchange", noted)
+    for schedule in ("1f1b", "data-parallel"):
+        run_ranks(2, lambda transport, schedule=schedule: train(  # type: ignore[misc]
+            transport, schedule=schedule, callbacks=[Looks()]
+        ))  # fmt: skip
+        assert names == ({"1.weight"} if changes else set())
 
 
 def test_options_that_nothing_would_heed_are_refused() -> None:

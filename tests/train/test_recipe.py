@@ -10,8 +10,8 @@ import pytest
 from sparsebp import nn
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.errors import OptionError
+from sparsebp.train.compare import gradient_agreement
 from sparsebp.train.config import LRSchedule, Optimizer, SequenceModel, build, config_for
-from sparsebp.train.recipes import gradient_agreement
 from sparsebp.train.setup import ON_RANKS, asynchronous
 
 SMALL = {"hidden": 6, "seq_len": 15, "samples": 24, "batch_size": 8, "epochs": 2}

@@ -11,7 +11,7 @@ import pytest
 from sparsebp.core.errors import OutputError, ShapeError
 from sparsebp.train import History, JsonLines, plot_history, save_loss_curve
 from sparsebp.train.callbacks import EpochRecord, epoch_line
-from sparsebp.train.recipes import compare_histories
+from sparsebp.train.compare import compare_histories
 from train import tiny
 
 

@@ -24,7 +24,7 @@ from sparsebp.train import (
     load_checkpoint,
     save_checkpoint,
 )
-from sparsebp.train.setup import fingerprint
+from sparsebp.train.identity import fingerprint
 from train import tiny
 
 SCRIPT = Path(__file__).with_name("tiny.py")

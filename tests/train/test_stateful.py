@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import orders
 from sparsebp import nn
 from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.executor import PlainExecutor as Executor
 from sparsebp.schedule import StepGraph
 from sparsebp.train import Trainer
 from within import within

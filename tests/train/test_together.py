@@ -11,7 +11,8 @@ from sparsebp.core import threads
 from sparsebp.kernels.host.dense import products as dense
 from sparsebp.runtime import streams
 from sparsebp.runtime.actions import Actions, Stages
-from sparsebp.runtime.executor import Executor, TimedExecutor
+from sparsebp.runtime.executor import PlainExecutor as Executor
+from sparsebp.runtime.measure import TimedExecutor
 from sparsebp.schedule import Action, Schedule, StepGraph
 
 
@@ -75,7 +76,7 @@ def test_weight_gradients_that_can_begin_run_in_one_call(monkeypatch, what, toge
         return found[-1][1]
 
     monkeypatch.setattr(Actions, "weight_grads", spy)
-    monkeypatch.setattr(streams, "BYTES_TOGETHER", 0 if what == "too large" else 1 << 21)
+    monkeypatch.setattr(streams, "MOST_JOINED_BYTES", 0 if what == "too large" else 1 << 21)
     order = side_by_side(made())
     state, norm, spans = trained(made(), order, timed)
     assert found == ([] if together is None else [((1, 3), together and dense.is_numpys())] * 3)

@@ -164,7 +164,7 @@ def test_a_backward_fusion_that_was_broken_off_is_not_gone_on_with(streams, tmp_
 
     kept = nn.Linear.weight_grad
     monkeypatch.setattr(nn.Linear, "weight_grad", failing)
-    monkeypatch.setattr(runtime.streams, "MOST_TOGETHER", 1)  # in one call, all might fail before the first update
+    monkeypatch.setattr(runtime.streams, "MOST_JOINED_TASKS", 1)  # in one call, all might fail before the first update
     with pytest.raises(BrokenError):
         broken.fit(orders.images(), epochs=1, batch_size=4)
     assert len(set(broken.optimizer.steps.values())) == 2

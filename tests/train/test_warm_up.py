@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from device.kernel_arguments import KERNELS
-from sparsebp import kernels
+from sparsebp import kernels, warm_up
 from sparsebp.kernels.host.engine import compile
-from sparsebp.train import recipes as warm_up
 
 
 def test_every_kernel_is_called_in_both_precisions(monkeypatch):
@@ -45,18 +44,18 @@ def _dtypes(values):
 
 PROGRAM = """
 import pathlib, sys
-from sparsebp.train import recipes
+from sparsebp import warm_up
 
 def write(name):
     if name == sys.argv[1]:
         raise ValueError("no " + name)
     pathlib.Path(name).write_text("")
 
-recipes.get_threads = lambda: 2
-recipes.jobs = lambda: ((name, lambda name=name: write(name)) for name in "abcd")
+warm_up.get_threads = lambda: 2
+warm_up.jobs = lambda: ((name, lambda name=name: write(name)) for name in "abcd")
 if __name__ == "__main__":
     told = []
-    recipes.compile_all(lambda *given: told.append(given))
+    warm_up.compile_all(lambda *given: told.append(given))
     print(sorted(name for name, _, _ in told[1:]), [number for _, number, _ in told])
 """
 
