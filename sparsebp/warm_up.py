@@ -67,7 +67,7 @@ def _run(name: str) -> str:
 
 def folder() -> Path:
     """Return the folder below which Numba keeps compiled kernels."""
-    from sparsebp.kernels.host.csr import _csr_matvec
+    from sparsebp.kernels.host.sparse.csr import _csr_matvec
 
     kept, package = Path(_csr_matvec.stats.cache_path), Path(kernels.__file__).parents[1]
     return package if kept.is_relative_to(package) else kept.parent

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.core.backend import Reading
+from sparsebp.core.graphs import Reading
 from sparsebp.runtime.actions import Observer, Step
 
 # Metrics of a step on a device are read one step late, so the device never waits for the host: they are on their way to

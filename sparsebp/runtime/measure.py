@@ -16,7 +16,7 @@ from sparsebp.runtime.actions import Batch, Stages, Step, StepFunction
 from sparsebp.runtime.executor import PlainExecutor
 from sparsebp.runtime.streams import JoinedTasks, Program, Task
 from sparsebp.schedule import Action, Costs, Schedule, StageBytes, StepGraph
-from sparsebp.schedule.files import Durations, Slowdowns
+from sparsebp.schedule.costs import Durations, Slowdowns
 
 FIRST = Action(0, "F", 0)
 """The first action of a step."""

@@ -15,8 +15,8 @@ from sparsebp.core.check import Array, check_number, shown
 from sparsebp.core.errors import NonFiniteError, OptionError, ShapeError
 from sparsebp.core.shortcuts import forward_of
 from sparsebp.data.dataset import Dataset
-from sparsebp.nn.layer import inference_mode
 from sparsebp.nn.loss import count_of, summed
+from sparsebp.nn.modes import inference_mode
 from sparsebp.nn.steps import ValidSteps, output_steps, seen_by_loss
 from sparsebp.nn.stream import CarriedState
 from sparsebp.runtime.actions import Batch, options_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparsebp.core import backend, cublas, graphs
+from sparsebp.core import cublas, graphs
 from sparsebp.core.errors import DeviceError
 from sparsebp.core.graphs import GraphRecorder
 from strict_cupy import counted, memory
@@ -17,7 +17,7 @@ from strict_cupy.modules import build
 @pytest.fixture
 def cp(monkeypatch):
     """The stand-in, in nobody's place."""
-    monkeypatch.setattr(backend.ctypes, "CDLL", lambda name: LIBRARY)
+    monkeypatch.setattr(cublas.ctypes, "CDLL", lambda name: LIBRARY)
     yield build()["cupy"]
     DEVICE.synchronize()
     DEVICE.forget()
@@ -127,7 +127,7 @@ def test_a_library_that_is_not_there(cp, monkeypatch):
     def missing(name):
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(backend.ctypes, "CDLL", missing)
+    monkeypatch.setattr(cublas.ctypes, "CDLL", missing)
     with pytest.raises(DeviceError, match=r"cuBLAS cannot be loaded.*cublas"):
         GraphRecorder(cp, 1)
 

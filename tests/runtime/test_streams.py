@@ -10,7 +10,7 @@ import pytest
 
 import orders
 from sparsebp import nn, optim
-from sparsebp.core import backend, threads
+from sparsebp.core import backend, graphs, threads
 from sparsebp.runtime.executor import PlainExecutor as Executor
 from sparsebp.runtime.streams import TwoStreams
 from sparsebp.schedule.builders import conventional, out_of_order
@@ -67,9 +67,9 @@ def test_kernels_of_threads_side_by_side_enter_no_parallel_region():
 
 
 def test_the_host_has_no_streams():
-    with backend.streams(np, 2)[1]:
-        assert backend.record(np) is None
-    backend.wait(np, None)
+    with graphs.streams(np, 2)[1]:
+        assert graphs.record(np) is None
+    graphs.wait(np, None)
 
 
 @pytest.mark.gpu
