@@ -22,8 +22,9 @@ from sparsebp.core.locks import cached_property
 from sparsebp.jacobians import TransposedJacobian
 from sparsebp.jacobians.jacobian import DEFAULT_MEMORY_LIMIT
 from sparsebp.nn import Layer, SequenceClassifier, Sequential
-from sparsebp.nn.cells import CellMath, Tape, Weights
-from sparsebp.nn.recurrent import Recurrent
+from sparsebp.nn.recurrent.cells import CellMath
+from sparsebp.nn.recurrent.layers import Recurrent
+from sparsebp.nn.recurrent.saved import Tape, Weights
 from sparsebp.nn.sequential import is_group
 from sparsebp.patterns import SparsityPattern
 

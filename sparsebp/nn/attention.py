@@ -26,7 +26,6 @@ from sparsebp.core.check import (
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.nn.activation import GELU, ReLU
 from sparsebp.nn.basic import Dropout, dropout_mask, identity_jacobian_t
-from sparsebp.nn.cells import Lengths, parse_lengths
 from sparsebp.nn.gradients import Gradients, NamedGradients, Shared, gradients_of
 from sparsebp.nn.layer import (
     Layer,
@@ -44,6 +43,7 @@ from sparsebp.nn.layer import (
 from sparsebp.nn.linear import Linear
 from sparsebp.nn.norm import LayerNorm
 from sparsebp.nn.pool import Lone
+from sparsebp.nn.recurrent.lengths import Lengths, parse_lengths
 
 # Attention scores: masks, as torch.nn takes them, and softmax.
 

@@ -20,7 +20,6 @@ from sparsebp.core.check import Array, Backward, ScanAlgorithm, check_scan_optio
 from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.core.shortcuts import batch_axes_of, belongs, forward_of, is_lone, may_be_lone
 from sparsebp.nn import norm
-from sparsebp.nn.bptt import BackwardOptions
 from sparsebp.nn.gradients import Gradients, Shared, gradients_of
 from sparsebp.nn.layer import (
     Layer,
@@ -33,6 +32,7 @@ from sparsebp.nn.layer import (
     may_couple,
     total_work,
 )
+from sparsebp.nn.recurrent.runs import BackwardOptions
 
 # ``backward="auto"`` of a chain: layer by layer, or a scan, by a rule over shapes and masks alone.
 

@@ -26,11 +26,11 @@ from sparsebp.core.check import Array, check_choice, check_integer, check_sequen
 from sparsebp.core.errors import OptionError, PatternError, ShapeError
 from sparsebp.core.machine import machine
 from sparsebp.core.shortcuts import METHODS, belongs
-from sparsebp.nn.bptt import run_backward
-from sparsebp.nn.cells import RunGradients, State, Tape, Weights, joined, split
 from sparsebp.nn.gradients import Back, NamedGradients, Shared
 from sparsebp.nn.layer import check_gy, check_input
-from sparsebp.nn.recurrent import Recurrent, choose, pair
+from sparsebp.nn.recurrent.layers import Recurrent
+from sparsebp.nn.recurrent.runs import choose, run_backward
+from sparsebp.nn.recurrent.saved import RunGradients, State, Tape, Weights, joined, pair, split
 from sparsebp.patterns import SparsityPattern
 from sparsebp.runtime.launch import check_same, checksums
 from sparsebp.scan import algorithms, plan_scan

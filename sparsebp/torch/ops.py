@@ -25,9 +25,9 @@ from sparsebp.core import backend
 from sparsebp.core.backend import empty
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError
-from sparsebp.nn.bptt import BackwardOptions
-from sparsebp.nn.cells import CellMath, GRUMath, LSTMMath, RNNMath, State, Tape, Weights
-from sparsebp.nn.recurrent import choose
+from sparsebp.nn.recurrent.cells import CellMath, GRUMath, LSTMMath, RNNMath
+from sparsebp.nn.recurrent.runs import BackwardOptions, choose
+from sparsebp.nn.recurrent.saved import State, Tape, Weights
 from sparsebp.torch.padding import FEW_SEGMENTS, Padding, padding_of
 
 # Tensors as arrays and back, without a copy: NumPy on the CPU, CuPy on a GPU and on PyTorch's current stream.

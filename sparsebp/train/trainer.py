@@ -23,8 +23,8 @@ from sparsebp.core.shortcuts import forward_of
 from sparsebp.data.dataset import Dataset, epoch_order
 from sparsebp.nn.layer import inference_mode
 from sparsebp.nn.loss import DEFAULT_IGNORED, count_of, summed
+from sparsebp.nn.recurrent.carried import CarriedState
 from sparsebp.nn.steps import ValidSteps, output_steps, seen_by_loss
-from sparsebp.nn.stream import CarriedState
 from sparsebp.optim import Predictor
 from sparsebp.optim.lr_schedules import EpochLoss, reads_model, takes_metric
 from sparsebp.runtime.actions import Batch, Stages, Step, Watch, check_even, options_of, trained_parameters

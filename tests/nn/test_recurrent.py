@@ -16,7 +16,7 @@ import sparsebp as sb
 import torch_twins
 from sparsebp import nn
 from sparsebp.core.errors import MemoryLimitError
-from sparsebp.nn import recurrent as recurrent_module
+from sparsebp.nn.recurrent import gradients as recurrent_module
 from sparsebp.patterns import hidden_pattern, lstm_pattern
 from strategies import seeds, sizes
 from torch_twins import assert_gradients, loaded, recurrent_twin, slope_at

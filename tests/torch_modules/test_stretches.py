@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sparsebp.kernels.host import backward as host_backward
-from sparsebp.nn.cells import Weights
+from sparsebp.nn.recurrent.saved import Weights
 from sparsebp.torch import ops
 from sparsebp.torch.ops import segments
 

@@ -1,19 +1,15 @@
-"""RNN, GRU and LSTM: stacked, in two directions, with lengths; their cells; gradients by any scan."""
+"""RNN, GRU and LSTM: stacked, in two directions, with lengths; gradients by any scan."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack, cast
+from typing import Any, ClassVar, TypedDict, Unpack
 
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core import backend
-from sparsebp.core import masks as masking
 from sparsebp.core.check import (
     Array,
     Backward,
@@ -24,29 +20,9 @@ from sparsebp.core.check import (
     check_integer,
     check_number,
 )
-from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.core.locks import forkable_lock
-from sparsebp.core.shortcuts import belongs, forward_of
+from sparsebp.core.errors import OptionError
 from sparsebp.nn.basic import dropout_mask
-from sparsebp.nn.bptt import FUSED, BackwardOptions, run_backward
-from sparsebp.nn.cells import (
-    CellMath,
-    GivenState,
-    GRUMath,
-    LSTMMath,
-    ProjectedLSTMMath,
-    RecurrentSaved,
-    RNNMath,
-    RunGradients,
-    State,
-    Tape,
-    Weights,
-    pair,
-    parse_lengths,
-    reverse_time,
-    weight_names,
-)
-from sparsebp.nn.gradients import Gradients, NamedGradients, Shared, gradients_of, is_tied, without_pruned
+from sparsebp.nn.gradients import NamedGradients
 from sparsebp.nn.layer import (
     Fixed,
     Layer,
@@ -54,15 +30,19 @@ from sparsebp.nn.layer import (
     batch_first_axes,
     check_gy,
     check_input,
-    check_layer,
     check_sequence_input,
     keeps,
     parameter_dtype,
     turned,
 )
-from sparsebp.nn.linear import Linear
-from sparsebp.nn.stream import RecurrentCell, Stream, carrying, takes_unbatched
-from sparsebp.scan.rules import HOST_CHOICE, Choice, choose_recurrent_backward
+from sparsebp.nn.recurrent.carried import carrying
+from sparsebp.nn.recurrent.cells import CellMath, GRUMath, LSTMMath, ProjectedLSTMMath, RNNMath
+from sparsebp.nn.recurrent.gradients import RecurrentGradients
+from sparsebp.nn.recurrent.lengths import parse_lengths, reverse_time
+from sparsebp.nn.recurrent.runs import BackwardOptions, choose
+from sparsebp.nn.recurrent.saved import GivenState, RecurrentSaved, Weights, pair, suffix, weight_names
+from sparsebp.nn.recurrent.stream import Stream
+from sparsebp.nn.unbatched import takes_unbatched
 
 
 class RecurrentOptions(TypedDict, total=False):
@@ -372,7 +352,7 @@ class Recurrent(Layer):
         MemoryLimitError
             It would need more than `memory_limit` bytes (default: the layer's, else 2 GiB).
         """
-        from sparsebp.nn.bptt import layer_jacobian_t
+        from sparsebp.nn.recurrent.jacobian import layer_jacobian_t
 
         limit = self.options.memory_limit if memory_limit is None else memory_limit
         product = None
@@ -392,274 +372,7 @@ class Recurrent(Layer):
         return Weights(*map(self.params.get, weight_names(suffix(run, self.directions))))
 
 
-@lru_cache(maxsize=256)
-def suffix(run: int, directions: int) -> str:
-    """Return the end of a run's names of parameters."""
-    layer, direction = divmod(run, directions)
-    return f"_l{layer}" + ("_reverse" if direction else "")
-
-
-class RecurrentGradients(NamedGradients):
-    """Gradients of a recurrent layer: ways back through its runs, each taken when first needed, once.
-
-    If the weights are asked for first, kernels sum the first layer's gradients on the way, where they can, and store
-    nothing for the gradient at the input. If that is asked for afterwards, these runs go back again.
-    """
-
-    def __init__(
-        self, rnn: Recurrent, gy: Array | None, saved: RecurrentSaved, arriving: Array | None, last: GivenState,
-        at_h_n: Callable[[], Array] | None = None,
-    ) -> None:  # fmt: skip
-        Gradients.__init__(self, rnn, gy, saved)
-        self._names, self._more = ("h0", "c0")[: len(saved.last)], None
-        self._arriving, self._last, self._at_h_n = arriving, last, at_h_n
-        self._xp, self._lock = backend.namespace(saved.last[0]), forkable_lock()
-        self._done, self._mark = False, None
-        self._grads: dict[int, RunGradients] = {}  # by the number of the run
-        self._at_x: dict[int, Array] = {}  # gradients at the inputs of runs, in place of those at the gates
-        self._initial: dict[int, State] = {}
-        self._unread: dict[int, Weights] | None = {}  # sums that have not been asked for yet; None once they were
-
-    def input_grad(self) -> Array:
-        """Return the gradient at the layer's input."""
-        with self._lock:
-            self._take(for_weights=False)
-            if 0 not in self._grads and 0 not in self._at_x:  # not stored, or given away
-                if self.layer.cell.diagonal:  # nor is what a layer above would need
-                    self._done = False
-                    self._take(for_weights=False)
-                else:
-                    above = self._layer_input_grad(1, self._stored(1)) if self.layer.num_layers > 1 else self._arriving
-                    self._layer_back(0, above)
-                    self._mark = backend.record(self._xp)
-            stored = self._stored(0)
-        gx = self._layer_input_grad(0, stored)
-        return turned(gx, self.layer.batch_first)
-
-    def weight_grad(self) -> dict[str, Array]:
-        """Return the gradients of the parameters, by name."""
-        rnn, tapes, named = self.layer, self.saved.tapes, {}
-        with self._lock:
-            self._take(for_weights=True)
-            if self._unread is None:  # given away, as the caller may write to them: sum anew, to the same bits
-                self._done = False
-                self._take(for_weights=True)
-            sums = self._unread or {}
-            self._unread = None if sums else {}
-        for run, tape in enumerate(tapes):
-            if run in sums:
-                grads = sums[run]
-            else:
-                grads = rnn.cell.weight_grad(self._grads[run].ga, tape, rnn._weights(run), self._grads[run].at_h)
-            for name, grad in zip(weight_names(suffix(run, rnn.directions)), grads, strict=True):
-                if grad is not None:
-                    named[name] = grad
-        named = rnn.summed(named) if is_tied(rnn.params) else named
-        return without_pruned(rnn, named) if masking.owners else named
-
-    def others(self) -> State:
-        """Return the gradients at the state before the first step."""
-        with self._lock:
-            self._take(for_weights=False)
-        states = [self._initial[run] for run in range(len(self.saved.tapes))]
-        return tuple(self._xp.stack(arrays) for arrays in zip(*states, strict=True))
-
-    def _take(self, *, for_weights: bool) -> None:
-        """Take the gradients through all runs, from the last layer to the first, unless that is done."""
-        if self._done:
-            backend.wait(self._xp, self._mark)
-            return
-        if self._at_h_n is not None:
-            self._last = self._at_h_n(), *self._last[1:]
-        gy, rnn, k, self._unread = self._arriving, self.layer, kernels.get(self._xp), {}
-        for layer in reversed(range(rnn.num_layers)):
-            # The first layer's kernels may sum the gradients of its weights, and a diagonal cell's in all layers. If
-            # the gradient at x is asked for first, only the host does so, and stores ga, or the one at x, as well;
-            # both orders give bitwise equal sums.
-            keep, runs, choice = layer > 0 or not for_weights, rnn._runs(layer), self.saved.backward_choice
-            inside = rnn.cell.diagonal or (layer == 0 and (for_weights or backend.is_host(self._xp)))
-            if (
-                inside and choice.algorithm in FUSED
-                and rnn.cell.sums_inside(k, self.saved.tapes[runs[0]], choice.chunks)
-            ):  # fmt: skip
-                for run in runs:
-                    self._unread[run], self._initial[run], ga, at_x = rnn.cell.summed_backward(
-                        k.unchecked, self.saved.tapes[run], rnn._weights(run), *self._arriving_at(run, gy),
-                        choice.chunks, keep=keep,
-                    )  # fmt: skip
-                    if ga is not None:
-                        self._grads[run] = RunGradients(ga, self._initial[run])
-                    if at_x is not None:
-                        self._at_x[run] = at_x
-            else:
-                self._layer_back(layer, gy)
-            if layer > 0:
-                gy = self._layer_input_grad(layer, self._stored(layer))
-        self._mark, self._done = None if self._xp is np else backend.record(self._xp), True
-
-    def _layer_back(self, layer: int, gy: Array | None) -> None:
-        rnn, saved = self.layer, self.saved
-        for run in rnn._runs(layer):
-            self._grads[run] = run_backward(
-                rnn.options, saved.backward_choice, rnn.cell, saved.tapes[run], rnn._weights(run),
-                *self._arriving_at(run, gy),
-            )  # fmt: skip
-            self._initial[run] = self._grads[run].initial
-
-    def _arriving_at(self, run: int, arriving: Array | None) -> tuple[Array | None, list[Array | None]]:
-        """Return gy and the gradient at the last state of one run, in the order of its steps."""
-        xp, lengths, size = self._xp, self.saved.lengths, self.layer.output_size
-        direction = run % self.layer.directions
-        gy = None if arriving is None else arriving[..., direction * size : (direction + 1) * size]
-        shared = gy is not None and gy.strides[0] == 0  # by all steps, as behind a mean
-        if gy is not None and not (shared and self.layer.cell.diagonal):
-            gy = reverse_time(gy, lengths) if direction else xp.ascontiguousarray(gy)
-        last = list(self._last)
-        for number, array in enumerate(last):
-            if array is not None:
-                last[number] = xp.ascontiguousarray(array[run])
-        if lengths is not None and last[0] is not None:  # the kernels' last step is not every sample's last step
-            gy = xp.zeros_like(self.saved.tapes[run].h) if gy is None else gy.copy()
-            gy[lengths.values - 1, lengths.samples] += last[0]
-            last[0] = None
-        return gy, last  # the gradient at c passes through the padding unchanged, see `CellMath.close`
-
-    def _stored(self, layer: int) -> list[Array | None]:
-        """Give the gradients away that kernels have written at the inputs of a layer's runs."""
-        return [self._at_x.pop(run, None) for run in self.layer._runs(layer)]
-
-    def _layer_input_grad(self, layer: int, stored: Sequence[Array | None]) -> Array:
-        """Return the gradient at a layer's input, before its dropout: (T, B, features)."""
-        rnn = self.layer
-        first, *second = (
-            rnn.cell.input_grad(self._grads[run].ga, rnn._weights(run)) if at_x is None else at_x
-            for run, at_x in zip(rnn._runs(layer), stored, strict=True)
-        )
-        for backwards in second:
-            first += reverse_time(backwards, self.saved.lengths)
-        mask = self.saved.masks[layer]
-        if mask is not None:
-            first *= mask
-        return first
-
-
-def choose(
-    options: BackwardOptions, cell: CellMath, shape: tuple[int, int, int], dtype: np.dtype, xp: ModuleType,
-    **stack: int,
-) -> Any:  # fmt: skip
-    """Return the `scan.Choice` for states of `shape` (T, B, H); ``auto`` is a rule."""
-    # `stack` are `input_size`, `layers` and `directions`.
-    if options.algorithm == "auto":
-        if cell.diagonal:
-            return Choice("bp", 1, "A step's Jacobian is diagonal: one linear recurrence goes back, at the speed of "
-                          "memory.", {})  # fmt: skip
-        if options.workers is None and backend.is_host(xp):
-            return HOST_CHOICE
-        return choose_recurrent_backward(
-            cast(Any, cell.name), *shape, dtype, xp, options.workers, options.memory_limit, **stack
-        )
-    steps = shape[0]
-    # The square root balances the sequential part inside the chunks with the one over the chunks.
-    chunks = min(options.chunks or math.isqrt(steps), steps) if options.algorithm == "chunked" else 1
-    return Choice(options.algorithm, chunks, f"backward={options.algorithm!r} was asked for", {})
-
-
-# SequenceClassifier: a recurrent layer, its last hidden state, and a linear head.
-
-
-class ClassifierSaved(NamedTuple):
-    """Saved by both parts."""
-
-    rnn: RecurrentSaved
-    head: Array
-
-
-class SequenceClassifier(Layer):
-    """Classify a sequence by the last layer's last hidden state; with two directions, by both states side by side.
-
-    Parameters
-    ----------
-    rnn
-        An `RNN`, `GRU` or `LSTM`.
-    head
-        A `Linear` from directions · output_size to the number of classes.
-
-    Notes
-    -----
-    Parameters are named ``rnn.*`` and ``head.*``. No gradient arrives at the steps' outputs, so none is allocated.
-    """
-
-    replayable = True
-    joins_steps = True
-    rnn: Recurrent
-    head: Linear
-
-    def __init__(self, rnn: Recurrent, head: Linear) -> None:
-        super().__init__()
-        self.children |= {"rnn": check_layer("rnn", rnn), "head": check_layer("head", head)}
-        self._parts()
-
-    def _parts(self) -> tuple[Recurrent, Linear]:
-        """Return both parts, checked: one may have been replaced."""
-        rnn: Any = self.children["rnn"]
-        head: Any = self.children["head"]
-        if not isinstance(rnn, Recurrent) or not isinstance(head, Linear):
-            raise OptionError("A part of the classifier is of another kind",
-                              expected="an RNN, GRU or LSTM, and a Linear",
-                              got=f"{type(rnn).__name__}, {type(head).__name__}")  # fmt: skip
-        width = rnn.directions * rnn.output_size
-        if head.in_features != width:
-            raise ShapeError("The head does not fit the recurrent layer", expected=f"in_features = {width}",
-                             got=head.in_features, remedy=f"Pass Linear({width}, classes)")  # fmt: skip
-        return rnn, head
-
-    def forward(self, x: Array, lengths: Any = None) -> tuple[Array, ClassifierSaved]:
-        """Return logits (B, classes) for x (T, B, input_size), or batch first if the recurrent layer is."""
-        rnn, head = self._parts()
-        if belongs(rnn, "forward_time_major"):
-            _, rnn_saved = rnn.forward_time_major(x, lengths=lengths)
-        else:
-            _, rnn_saved = forward_of(rnn, x, **({} if lengths is None else {"lengths": lengths}))
-        states = rnn_saved.h_n[-rnn.directions :]
-        features = states[0] if len(states) == 1 else states.transpose(1, 0, 2).reshape(states.shape[1], -1)
-        logits, head_saved = forward_of(head, features)
-        return logits, ClassifierSaved(rnn_saved, head_saved)
-
-    def gradients(self, gy: Array, saved: ClassifierSaved) -> Gradients:
-        """Return the gradients: through the head, the last states, and back through time."""
-        rnn: Any = self.children["rnn"]
-        linear: Any = self.children["head"]
-        xp = check_gy(gy, (saved.head.shape[0], linear.out_features), saved.head.dtype, saved.head)
-        head = gradients_of(linear, gy, saved.head)
-
-        def at_h_n() -> Array:
-            at_last = head.input_grad().reshape(-1, rnn.directions, rnn.output_size).transpose(1, 0, 2)
-            if rnn.num_layers == 1:
-                return xp.ascontiguousarray(at_last)
-            found = xp.zeros(saved.rnn.h_n.shape, saved.head.dtype)
-            found[-rnn.directions :] = at_last
-            return found
-
-        if belongs(rnn, "gradients_at_last"):  # with a lock of its own
-            found = rnn.gradients_at_last(saved.rnn, at_h_n)
-            return Gradients(self, gy, saved, found.input_grad, lambda: {"rnn": found, "head": head})
-        shared = Shared(lambda: gradients_of(rnn, None, saved.rnn, grad_h_n=at_h_n()), xp)
-        return Gradients(self, gy, saved, lambda: shared().input_grad(), lambda: {"rnn": shared(), "head": head})
-
-    def choices(self, saved: ClassifierSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-        """Yield the recurrent layer's choices."""
-        rnn, _ = self._parts()
-        if not belongs(rnn, "choices"):
-            return iter(())
-        return rnn.choices(saved.rnn, f"{prefix}.rnn" if prefix else "rnn")
-
-    @property
-    def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
-        """As the recurrent layer has it; logits are batch first."""
-        return self.children["rnn"].batch_axes[0], 0
-
-
-# The layers and cells, with torch.nn's arguments; their equations are in `sparsebp.nn.cells`.
+# The layers, with torch.nn's arguments; their equations are in `sparsebp.nn.recurrent.cells`.
 
 
 @takes_unbatched(2, 1)
@@ -750,48 +463,3 @@ class LSTM(Recurrent):
         Each may be None, but not all. As `Recurrent.gradients`, with ``c0`` as well as ``h0``.
         """
         return self._gradients(gy, saved, {"grad_h_n": grad_h_n, "grad_c_n": grad_c_n})
-
-
-@takes_unbatched(1, 0)
-class RNNCell(RecurrentCell):
-    """One step of an RNN, as `torch.nn.RNNCell`; see `RecurrentCell`."""
-
-    def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: Nonlinearity = "tanh",
-        device: Any = None, dtype: Any = np.float32, *, rng: Seed = None,
-    ) -> None:  # fmt: skip
-        self.cell = RNNMath(nonlinearity)
-        super().__init__(input_size, hidden_size, bias, device, dtype, rng=rng)
-
-
-@takes_unbatched(1, 0)
-class GRUCell(RecurrentCell):
-    """One step of a GRU, as `torch.nn.GRUCell`; see `RecurrentCell`."""
-
-    cell = GRUMath()
-
-
-@takes_unbatched(1, 0)
-class LSTMCell(RecurrentCell):
-    """One step of an LSTM, as `torch.nn.LSTMCell`; see `RecurrentCell`.
-
-    ``forward`` returns the next h as the output and keeps the next c, ``saved.c[0]``; a call returns both, as in torch.
-    """
-
-    cell = LSTMMath()
-
-    def __call__(self, x: Array, hx: Sequence[Array] | None = None, **options: Any) -> tuple[Array, Array]:
-        """Return the next h and c, (B, hidden_size) each."""
-        h, saved = forward_of(self, x, hx=hx, **options)
-        return h, saved.c[0]
-
-    def forward(self, x: Array, hx: Sequence[Array] | None = None) -> tuple[Array, Tape]:
-        """Return the next h (B, hidden_size) for x (B, input_size) and the pair (h, c) or None for zeros."""
-        return self._forward(x, pair("hx", hx))
-
-    def gradients(self, gy: Array | None, saved: Tape, grad_c: Array | None = None) -> NamedGradients:
-        """Return the gradients from `gy` at the next h and `grad_c` at the next c; either may be None, but not both.
-
-        ``input``, ``hidden`` and ``cell`` are the gradients at x, h and c, ``weights`` those of the parameters.
-        """
-        return self._gradients(gy, saved, {"gy": gy, "grad_c": grad_c})

@@ -1,19 +1,14 @@
-"""Recurrent cells: the equations of RNN, GRU and LSTM, their weights, lengths, and what a run keeps for backward.
+"""Recurrent cells: the equations of RNN, GRU and LSTM.
 
-Layers and cells (`sparsebp.nn.recurrent`) see a `CellMath` only. The state is one or more named arrays; h, which is
+Layers see a `CellMath` only. The state is one or more named arrays; h, which is
 also the output, comes first.
 """
 
 from __future__ import annotations
 
 import abc
-import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from operator import itemgetter
-from types import ModuleType
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -21,247 +16,13 @@ from sparsebp import kernels
 from sparsebp.core import backend
 from sparsebp.core.backend import empty
 from sparsebp.core.check import Array, Nonlinearity, check_choice
-from sparsebp.core.errors import DTypeError, OptionError, ShapeError
-from sparsebp.core.threads import one_blas_thread_for
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.spec import Kernels
 from sparsebp.nn import layer
+from sparsebp.nn.dense import product, project, short_products, transposed_product
+from sparsebp.nn.recurrent.lengths import Lengths
+from sparsebp.nn.recurrent.saved import GivenState, RunGradients, State, SummedGradients, Tape, Weights, split
 from sparsebp.patterns import SparsityPattern, hidden_pattern, lstm_pattern
-
-# Sequences of different lengths in one batch, padded at the end: masks, and time reversal sample by sample.
-
-
-class Lengths:
-    """The valid lengths of a batch, on the device of its data."""
-
-    # values: (B,) int64.
-    # valid: (T, B, 1) bool: true before a sample's end.
-    # samples: `arange(B)`.
-    # reversed: (T, B): for each step the step that takes its place when every sample is reversed within its length.
-
-    def __init__(self, values: np.ndarray, steps: int, xp: ModuleType) -> None:
-        self.values = xp.asarray(values)
-        self.samples = xp.arange(values.size)
-        time = xp.arange(steps)[:, None]
-        self.valid = (time < self.values)[:, :, None]
-        self.reversed = xp.where(time < self.values, self.values - 1 - time, time)
-
-    def mask(self, array: Array) -> Array:
-        """Return a copy of `array` (T, B, n) with zeros (also for NaN) past every sample's end."""
-        return backend.namespace(array).where(self.valid, array, array.dtype.type(0))
-
-    def fill(self, array: Array, value: float) -> None:
-        """Write `value` into `array` (T, B, n) past every sample's end."""
-        backend.namespace(array).copyto(array, array.dtype.type(value), where=~self.valid)
-
-    def reverse(self, array: Array) -> Array:
-        """Return `array` (T, B, n) with every sample's valid steps in reverse order; its own inverse."""
-        return array[self.reversed, self.samples]
-
-
-def parse_lengths(lengths: Any, steps: int, batch: int, xp: ModuleType) -> Lengths | None:
-    """Check `lengths` against an input of shape (steps, batch, …)."""
-    # Returns Lengths or None: None if no length was given or all are full.
-    if lengths is None:
-        return None
-    try:
-        values = backend.to_host(backend.asarray("lengths", lengths))
-    except ValueError:  # a ragged list
-        values = np.asarray(None)
-    if values.dtype.kind not in "iu":
-        raise DTypeError("lengths has the wrong dtype", expected="integers", got=values.dtype)
-    if values.shape != (batch,):
-        raise ShapeError("lengths has the wrong shape", expected=(batch,), got=values.shape)
-    if values.min() < 1 or values.max() > steps:
-        raise OptionError("lengths is out of range", expected=f"1 to {steps} (the number of steps of x)",
-                          got=f"{values.min()} to {values.max()}",
-                          remedy="Leave empty sequences out, and pad x to the longest one")  # fmt: skip
-    if values.min() == steps:
-        return None
-    return Lengths(values.astype(np.int64), steps, xp)
-
-
-def reverse_time(array: Array, lengths: Lengths | None) -> Array:
-    """Return `array` (T, B, n) reversed in time, C-contiguous; with `lengths`, each sample within its own length."""
-    if lengths is not None:
-        return lengths.reverse(array)
-    return backend.namespace(array).ascontiguousarray(array[::-1])
-
-
-# Products over all steps of a run at once, and how the threads share them.
-
-FEW_FEATURES = 8
-"""Inputs up to this size carry the bias as one more feature; measured: beyond, the copy costs more than it saves."""
-
-
-def short_products(xp: ModuleType, work: int) -> contextlib.AbstractContextManager[None]:
-    """Return `one_blas_thread_for` that many multiply-adds on the host, a null context on a GPU."""
-    return one_blas_thread_for(work) if backend.is_host(xp) else contextlib.nullcontext()
-
-
-def product(a: Array, b: Array) -> Array:
-    """Return ``a @ b``, rounded the same for any number of threads; on a GPU views and transposes are read in place."""
-    return kernels.dense(backend.namespace(a)).matmul(a, b)
-
-
-def transposed_product(a: Array, b: Array) -> Array:
-    """Return ``aᵀ @ b``, of two tall matrices."""
-    if backend.is_host(backend.namespace(a)):  # with the narrow b on the left threads share the work better
-        return product(b.T, a).T
-    return backend.matmul(a.T, b)
-
-
-def project(x: Array, w: Array, bias: Array | None) -> Array:
-    """Return ``x wᵀ + bias`` (T, B, rows of w)."""
-    xp = backend.namespace(x)
-    steps, batch, features = x.shape
-    if features > FEW_FEATURES:
-        gx = product(x, w.T)
-        if bias is not None:
-            kernels.get(xp).unchecked.add_bias(gx.reshape(steps * batch, len(w)), bias)
-        return gx
-    # The bias becomes one more feature that is always 1: a pass less over gx, and no GEMM with an inner length of 1,
-    # which OpenBLAS does eight times slower than one with 2.
-    extended_x = xp.ones((steps, batch, features + 1), dtype=x.dtype)
-    extended_x[..., :-1] = x
-    extended_w = xp.zeros((w.shape[0], features + 1), dtype=x.dtype)
-    extended_w[:, :-1] = w
-    if bias is not None:
-        extended_w[:, -1] = bias
-    return product(extended_x, extended_w.T)
-
-
-# A run of a cell over time: weights, saved arrays, gradients.
-
-State = tuple[Array, ...]
-"""One array (B, width) for each name of `CellMath.states`."""
-GivenState = Sequence[Array | None]
-"""The same; None stands for zeros."""
-
-
-class Tape:
-    """One run of a cell over time, in the order in which it was processed."""
-
-    # x: Inputs (T, B, input_size)
-    # states: For each array of the state `(T + 1, B, H)`: the initial one, then that after every step. Views of the
-    # first are `h0` (B, H), and `h` and `h_prev` (T, B, H), after and before each step: no gradient copies states.
-    # gates: `(T, B, 4H)` for a GRU (r, z, n, M) and an LSTM (i, f, g, o), None for an RNN
-    # core: The run of the recursion itself, where the cell wraps another one; see `ProjectedLSTMMath`.
-
-    def __init__(
-        self, x: Array, states: tuple[Array, ...], gates: Array | None = None, core: Tape | None = None
-    ) -> None:
-        self.x, self.states, self.gates, self.core = x, states, gates, core
-        h = states[0]
-        self.h0, self.h, self.h_prev = h[0], h[1:], h[:-1]
-
-    def ends(self, lengths: Lengths | None) -> State:
-        """Return the last state, or that after each sample's last valid step."""
-        if lengths is None:
-            return tuple(map(itemgetter(-1), self.states))
-        return tuple(states[lengths.values, lengths.samples] for states in self.states)
-
-    @property
-    def c0(self) -> Array:
-        """An LSTM's initial c (B, H)."""
-        return self.states[1][0]
-
-    @property
-    def c(self) -> Array:
-        """An LSTM's c after each step (T, B, H)."""
-        return self.states[1][1:]
-
-    def arrays(self) -> list[Array]:
-        """Return inputs, states and gates."""
-        return [self.x, *self.states, *(() if self.gates is None else (self.gates,))]
-
-
-@dataclass
-class RecurrentSaved:
-    """Saved by `Recurrent.forward`."""
-
-    last: State  # The last state, its arrays one by one: h_n, and an LSTM's c_n
-    # The `scan.Choice` of the backward algorithm; its `reason` says why. None where nothing was kept.
-    backward_choice: Any
-    lengths: Lengths | None  # The lengths, or None
-    tapes: list[Tape]  # The runs, one per layer and direction
-    masks: list[Array | None]  # Dropout mask of each layer's input, or None
-
-    @property
-    def h_n(self) -> Array:
-        """Last hidden states (num_layers · directions, B, H); with lengths, each sample's last valid one."""
-        return self.last[0]
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(T, B, H), with the size of a direction's output for H."""
-        steps, batch, hidden = self.tapes[0].h.shape
-        return steps, batch, hidden
-
-
-class Weights(NamedTuple):
-    """The parameters of one run, by torch.nn's names: (gH, I), (gH, H), (gH,) each or None; (P, H) of a projection."""
-
-    weight_ih: Array
-    weight_hh: Array
-    bias_ih: Array | None
-    bias_hh: Array | None
-    weight_hr: Array | None = None
-
-    @classmethod
-    def of(cls, params: dict[str, Array], suffix: str = "") -> Weights:
-        """Take the parameters whose names end in `suffix`."""
-        return cls(*map(params.get, weight_names(suffix)))
-
-    def named(self, suffix: str = "") -> dict[str, Array]:
-        """Return the parameters under their names and `suffix`, without those that are None."""
-        return {name: array for name, array in zip(weight_names(suffix), self, strict=True) if array is not None}
-
-
-@lru_cache(maxsize=64)  # asked for some times a step
-def weight_names(suffix: str) -> tuple[str, ...]:
-    """Return the names of a run's `Weights`."""
-    return tuple(name + suffix for name in Weights._fields)
-
-
-class RunGradients(NamedTuple):
-    """Gradients of one run: ga (see `CellMath`), at the initial state, and at every h if a projection needs it."""
-
-    ga: Array
-    initial: State
-    at_h: Array | None = None
-
-
-class SummedGradients(NamedTuple):
-    """Gradients of a run whose kernel summed those of the weights on its way; ga, or at_x, only if asked for."""
-
-    weights: Weights
-    initial: State
-    ga: Array | None = None
-    at_x: Array | None = None
-
-
-def pair(name: str, hx: Any) -> GivenState | None:
-    """Return (h0, c0) after checking that it is a pair."""
-    if hx is None:
-        return None
-    if isinstance(hx, (tuple, list)) and len(hx) == 2:
-        return tuple(hx)
-    raise OptionError(
-        f"{name} is not the state of an LSTM", expected="a pair of arrays (h0, c0)",
-        got=f"{type(hx).__name__}" + (f" of {len(hx)}" if isinstance(hx, (tuple, list)) else "")
-    )  # fmt: skip
-
-
-def joined(arrays: GivenState) -> Array:
-    """Return arrays side by side along the last axis; a single array unchanged."""
-    return arrays[0] if len(arrays) == 1 else backend.namespace(arrays[0]).concatenate(arrays, axis=-1)
-
-
-def split(array: Array, parts: int) -> tuple[Array, ...]:
-    """Split the last axis into equal parts: views."""
-    size = array.shape[-1] // parts
-    return tuple(array[..., part * size : (part + 1) * size] for part in range(parts))
 
 
 class CellMath(abc.ABC):

@@ -1,0 +1,1 @@
+"""Recurrent layers: cells and their runs, layers of them and their gradients, streams, linear recurrences."""
