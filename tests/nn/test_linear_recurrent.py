@@ -288,7 +288,7 @@ def test_jacobians(kind, lengths):
     if lengths is not None:
         return
     elements = layer.hidden_jacobians_t(saved)
-    states, weights = saved.tapes[0].states[0], (params["weight_ih_l0"], params["bias_ih_l0"])
+    states, weights = saved.runs[0].states[0], (params["weight_ih_l0"], params["bias_ih_l0"])
     for t, element in enumerate(elements):
         assert element.pattern.kind == "diagonal"
 

@@ -14,8 +14,9 @@ from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.shortcuts import forward_of
 from sparsebp.nn.gradients import NamedGradients, Shared
 from sparsebp.nn.layer import Layer, check_gy, check_input, parameter_dtype
+from sparsebp.nn.recurrent import runs
 from sparsebp.nn.recurrent.cells import CellMath, GRUMath, LSTMMath, RNNMath
-from sparsebp.nn.recurrent.saved import GivenState, Tape, Weights, pair
+from sparsebp.nn.recurrent.saved import GivenState, SavedRun, Weights, pair
 from sparsebp.nn.recurrent.stream import Stream
 from sparsebp.nn.unbatched import takes_unbatched
 
@@ -45,7 +46,7 @@ class RecurrentCell(Layer):
         weights = self.cell.initial_weights(input_size, hidden_size, bias, real, check_generator("rng", rng))
         self.params.update(weights.named())
 
-    def forward(self, x: Array, h: Array | None = None) -> tuple[Array, Tape]:
+    def forward(self, x: Array, h: Array | None = None) -> tuple[Array, SavedRun]:
         """Return the next state (B, hidden_size) for x (B, input_size) and h (B, hidden_size) or None for zeros."""
         return self._forward(x, None if h is None else (h,))
 
@@ -57,7 +58,7 @@ class RecurrentCell(Layer):
         """Take a state of `stream` one step on: ``state.step(x)``, see there."""
         return state.step(x)
 
-    def _forward(self, x: Array, state: GivenState | None) -> tuple[Array, Tape]:
+    def _forward(self, x: Array, state: GivenState | None) -> tuple[Array, SavedRun]:
         """Run one step from the state, an array for each name of the cell's."""
         weights = Weights.of(self.params)
         xp = check_input(x, dtype=weights.weight_ih.dtype, shape=(None, self.input_size), like=weights.weight_ih)
@@ -69,29 +70,30 @@ class RecurrentCell(Layer):
         for name, array in zip(self.cell.states, state or (), strict=False):
             if array is not None:
                 check_input(array, name=name, dtype=weights.weight_ih.dtype, shape=shape, like=weights.weight_ih)
-        k = kernels.get(xp)
-        tape = self.cell.finish(k, weights, *self.cell.begin(k, xp.ascontiguousarray(x)[None], weights), state)
-        return tape.h[0], tape
+        given = xp.ascontiguousarray(x)[None]
+        saved = runs.forward(kernels.get(xp).unchecked, self.cell, given, weights, state)
+        return saved.h[0], saved
 
-    def gradients(self, gy: Array | None, saved: Tape) -> NamedGradients:
+    def gradients(self, gy: Array | None, saved: SavedRun) -> NamedGradients:
         """Return the gradients at x (B, input_size), at h (B, hidden_size), and at the parameters."""
         return self._gradients(gy, saved, {"gy": gy})
 
-    def _gradients(self, gy: Array | None, saved: Tape, last: dict[str, Array | None]) -> NamedGradients:
+    def _gradients(self, gy: Array | None, saved: SavedRun, last: dict[str, Array | None]) -> NamedGradients:
         """Return the gradients from `last`, the gradients at the state's arrays by name."""
         weights, xp = Weights.of(self.params), backend.namespace(saved.h)
         if all(array is None for array in last.values()):
             raise OptionError("No gradient was given", expected=" or ".join(last), got="None",
                               remedy="Pass the gradient of the loss with respect to the next state")  # fmt: skip
         arriving = [self._checked(name, array, saved) for name, array in last.items()]
-        step = Shared(lambda: self.cell.backward(saved, weights.weight_hh, None, arriving), xp)
+        k, cell = kernels.get(xp).unchecked, self.cell
+        step = Shared(lambda: runs.backward(k, cell, saved, weights, None, arriving), xp)
         return NamedGradients(
-            self, gy, saved, lambda: self.cell.input_grad(step().ga, weights)[0],
-            lambda: self.cell.weight_grad(step().ga, saved, weights).named(),
+            self, gy, saved, lambda: runs.input_grad(cell, step(), weights)[0],
+            lambda: runs.weight_grad(k, cell, step(), saved, weights).named(),
             names=("hidden", "cell")[: len(self.cell.states)], more=lambda: step().initial,
         )  # fmt: skip
 
-    def _checked(self, name: str, grad: Array | None, saved: Tape) -> Array | None:
+    def _checked(self, name: str, grad: Array | None, saved: SavedRun) -> Array | None:
         """Return the gradient at an array of the state, C-contiguous."""
         if grad is None:
             return None
@@ -100,12 +102,14 @@ class RecurrentCell(Layer):
         xp = check_input(grad, name=name, dtype=saved.h.dtype, shape=saved.h[0].shape, like=saved.h)
         return xp.ascontiguousarray(grad)
 
-    def hidden_jacobian_t(self, saved: Tape) -> Any:
+    def hidden_jacobian_t(self, saved: SavedRun) -> Any:
         """Return the transposed Jacobian of the new state with respect to the old one, per sample (BPPSA Eq. 11)."""
         # It is (H, H); of an LSTM, whose state is (h, c), (2H, 2H).
         from sparsebp.jacobians import hidden_elements
+        from sparsebp.nn.recurrent.jacobian import state_jacobians
 
-        return hidden_elements(*self.cell.state_jacobians(saved, Weights.of(self.params)))[0]
+        k = kernels.get(backend.namespace(saved.h)).unchecked
+        return hidden_elements(*state_jacobians(k, self.cell, saved, Weights.of(self.params)))[0]
 
 
 @takes_unbatched(1, 0)
@@ -141,11 +145,11 @@ class LSTMCell(RecurrentCell):
         h, saved = forward_of(self, x, hx=hx, **options)
         return h, saved.c[0]
 
-    def forward(self, x: Array, hx: Sequence[Array] | None = None) -> tuple[Array, Tape]:
+    def forward(self, x: Array, hx: Sequence[Array] | None = None) -> tuple[Array, SavedRun]:
         """Return the next h (B, hidden_size) for x (B, input_size) and the pair (h, c) or None for zeros."""
         return self._forward(x, pair("hx", hx))
 
-    def gradients(self, gy: Array | None, saved: Tape, grad_c: Array | None = None) -> NamedGradients:
+    def gradients(self, gy: Array | None, saved: SavedRun, grad_c: Array | None = None) -> NamedGradients:
         """Return the gradients from `gy` at the next h and `grad_c` at the next c; either may be None, but not both.
 
         ``input``, ``hidden`` and ``cell`` are the gradients at x, h and c, ``weights`` those of the parameters.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, ClassVar, Literal, TypeAlias, Unpack, cast
 
 import numpy as np
@@ -27,10 +28,11 @@ from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.spec import Kernels
 from sparsebp.nn.dense import project, short_products, transposed_product
 from sparsebp.nn.layer import fan_in_bound, uniform
+from sparsebp.nn.recurrent import runs
 from sparsebp.nn.recurrent.cells import CellMath
 from sparsebp.nn.recurrent.layers import Recurrent, RecurrentOptions
 from sparsebp.nn.recurrent.lengths import Lengths
-from sparsebp.nn.recurrent.saved import GivenState, RunGradients, State, SummedGradients, Tape, Weights, split
+from sparsebp.nn.recurrent.saved import GivenState, RunGradients, SavedRun, State, Weights, split
 from sparsebp.nn.recurrent.stream import ArrayStream, Stream
 from sparsebp.nn.unbatched import takes_unbatched
 from sparsebp.patterns import SparsityPattern
@@ -47,7 +49,6 @@ class GatedMath(CellMath):
     gradient at p.
     """
 
-    kept = 0  # `run` brings p itself
     diagonal = True
 
     def __init__(self, nonlinearity: Candidate) -> None:
@@ -70,100 +71,95 @@ class GatedMath(CellMath):
         return xp.where(v >= 0, v + one / 2, s), xp.where(v >= 0, one, s * (1 - s))
 
     def run(
-        self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None, fresh: bool = False
+        self, k: Kernels, x: Array, weights: Weights, saved: SavedRun, *projection: Array | None, fresh: bool = False
     ) -> None:
         """Run the recurrence over p, or project x as well: the gates then read p where it was just written."""
         if fresh:
-            tape.h0[...] = 0
+            saved.h0[...] = 0
         if not projection:
-            tape.gates = x
-            k.min_gru_forward(self.parts(x), tape.h0, None, self.nonlinearity, False, tape.h)
+            saved.gates = x
+            k.min_gru_forward(self.parts(x), saved.h0, None, self.nonlinearity, False, saved.h)
             return
-        tape.gates = empty(np, (*x.shape[:2], len(weights.weight_ih)), x.dtype)
+        saved.gates = empty(np, (*x.shape[:2], len(weights.weight_ih)), x.dtype)
         w, bias = weights.weight_ih, weights.bias_ih
-        kernels.on_host().gated_forward(x, w, bias, self.nonlinearity, tape.gates, tape.states[0])
+        kernels.on_host().gated_forward(x, w, bias, self.nonlinearity, saved.gates, saved.states[0])
 
     def run_back(
-        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
-        initial: State, sums: WeightSums | None = None,
+        self, k: Kernels, saved: SavedRun, w_hh: Array, gy: Array | None, last: GivenState, chunks: int,
+        ga: Array | None, initial: State, sums: WeightSums | None = None,
     ) -> None:  # fmt: skip
         """Write ga and `initial` by the recurrence ``g[t] = gy[t] + (1 - z[t+1]) * g[t+1]``."""
-        xp, p, carried = backend.namespace(tape.h), cast(Array, tape.gates), initial[0]
-        if self.is_projected(tape.x, p.shape[2]):
-            self._projected_back(tape, gy, last, carried, ga)
+        xp, p, carried = backend.namespace(saved.h), cast(Array, saved.gates), initial[0]
+        if self.is_projected(saved.x, p.shape[2]):
+            self._projected_back(saved, gy, last, carried, ga)
             return
         if gy is not None and last[0] is None:
             gy = xp.ascontiguousarray(gy)
         else:
-            gy = xp.zeros_like(tape.h) if gy is None else gy.copy()
+            gy = xp.zeros_like(saved.h) if gy is None else gy.copy()
             gy[-1] += 0 if last[0] is None else last[0]
         uv, ga = self.parts(p), cast(Array, ga)
         grads = ga if self.gates == 2 else empty(xp, uv.shape, uv.dtype)
-        k.min_gru_backward(uv, tape.h, gy, tape.h0, None, self.nonlinearity, False, grads, carried)
+        k.min_gru_backward(uv, saved.h, gy, saved.h0, None, self.nonlinearity, False, grads, carried)
         self.parts_back(p, grads, ga)
 
     def _projected_back(
-        self, tape: Tape, gy: Array | None, last: GivenState, carried: Array, ga: Array | None,
+        self, saved: SavedRun, gy: Array | None, last: GivenState, carried: Array, ga: Array | None,
         grads: tuple[Array, Array | None] | None = None, through: tuple[Array, Array] | None = None,
     ) -> None:  # fmt: skip
         carried[...] = 0 if last[0] is None else last[0]
-        gh = np.zeros((1, *tape.h.shape[1:]), tape.h.dtype) if gy is None else gy
+        gh = np.zeros((1, *saved.h.shape[1:]), saved.h.dtype) if gy is None else gy
         if gh.strides[0] == 0:
             gh = np.ascontiguousarray(gh[:1])
-        p, states = cast(Array, tape.gates), tape.states[0]
-        kernels.on_host().gated_backward(tape.x, p, states, gh, self.nonlinearity, carried, ga, grads, through)
+        p, states = cast(Array, saved.gates), saved.states[0]
+        kernels.on_host().gated_backward(saved.x, p, states, gh, self.nonlinearity, carried, ga, grads, through)
 
-    def summed_backward(
-        self, k: Any, tape: Tape, weights: Weights, gy: Array | None, last: GivenState, chunks: int = 1, *,
-        keep: bool = False,
-    ) -> SummedGradients:  # fmt: skip
+    def summed_back(
+        self, k: Kernels, saved: SavedRun, weights: Weights, gy: Array | None, last: GivenState, chunks: int, keep: bool
+    ) -> RunGradients:
         """Return the gradients at the weights and the initial state; `keep` stores the one at x as well."""
-        w, bias, carried = weights.weight_ih, weights.bias_ih, np.empty_like(tape.h0)
+        w, bias, carried = weights.weight_ih, weights.bias_ih, np.empty_like(saved.h0)
         grads = np.empty_like(w), None if bias is None else np.empty_like(bias)
-        at_x = empty(np, tape.x.shape, tape.x.dtype) if keep else None
-        self._projected_back(tape, gy, last, carried, None, grads, None if at_x is None else (w, at_x))
-        return SummedGradients(Weights(grads[0], None, grads[1], None), (carried,), None, at_x)
+        at_x = empty(np, saved.x.shape, saved.x.dtype) if keep else None
+        self._projected_back(saved, gy, last, carried, None, grads, None if at_x is None else (w, at_x))
+        return RunGradients((carried,), None, Weights(grads[0], None, grads[1], None), True, at_x)
 
-    def resume(self, k: Kernels, tape: Tape, h0: Array) -> None:
+    def resume(self, k: Kernels, saved: SavedRun, h0: Array) -> None:
         """Change a run's state before the first step, and run again as far as that changes the states."""
         # The memory of a gated layer fades, so both runs meet: from there on their states are bitwise equal.
-        states, gates = tape.states[0], cast(Array, tape.gates)
+        states, gates = saved.states[0], cast(Array, saved.gates)
         states[0] = h0
         for block in growing(len(gates)):
             before = states[block.stop].copy()
-            part = Tape(tape.x[block], (states[block.start : block.stop + 1],))
+            part = SavedRun(saved.x[block], (states[block.start : block.stop + 1],))
             self.run(k, gates[block], Weights(gates, None, None, None), part)
             if bool((before == states[block.stop]).all()):
                 return
 
-    def resume_back(self, tape: Tape, gy: Array | None, last: Array, run: RunGradients) -> RunGradients:
+    def resume_back(
+        self, k: Kernels, saved: SavedRun, gy: Array | None, last: Array, run: RunGradients
+    ) -> RunGradients:
         """Return the gradients for `last`, the gradient at the state after the last step, where `run` has those for 0.
 
         The way back is done again as far as `last` matters; so is the one for 0, to see where both meet.
         """
-        steps, gates = len(tape.h), cast(Array, tape.gates)
+        steps, gates, ga = len(saved.h), cast(Array, saved.gates), cast(Array, run.ga)
+        weights = Weights(gates, None, None, None)  # not read
         ends = [backend.namespace(last).zeros_like(last), last]
         for from_end in growing(steps):
             block = slice(steps - from_end.stop, steps - from_end.start)
-            part = Tape(tape.x[block], (tape.states[0][block.start : block.stop + 1],), gates[block])
-            both = [self.backward(part, gates, None if gy is None else gy[block], (end,)) for end in ends]
-            run.ga[block] = both[1].ga
+            part = SavedRun(saved.x[block], (saved.states[0][block.start : block.stop + 1],), gates[block])
+            gy_here = None if gy is None else gy[block]
+            both = [runs.backward(k, self, part, weights, gy_here, (end,)) for end in ends]
+            ga[block] = both[1].ga
             ends = [one.initial[0] for one in both]
             if bool((ends[0] == ends[1]).all()):
                 return run
-        return RunGradients(run.ga, (ends[1],))
+        return RunGradients((ends[1],), ga)
 
     def is_projected(self, x: Array, rows: int) -> bool:
         """Whether the kernels project x, by so many rows of weights, and sum the weight gradients."""
         return rows * x.shape[2] * x.itemsize <= RESIDENT and backend.is_host(backend.namespace(x))
-
-    def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
-        """Write ga by ``d_u = g (c - h) z (1 - z)`` and ``d_v = g z c'(v)``, as the kernel does on its way."""
-        (g,) = grads
-        u, v = split(self.parts(tape.gates), 2)
-        z, (c, slope) = sigmoid(u), self.candidate(v)
-        both = (g * (c - tape.h_prev) * z * sigmoid(-u), g * z * slope)
-        self.parts_back(tape.gates, backend.namespace(g).concatenate(both, axis=-1), ga)
 
     # ---- in place of what dense weights W_hh need ----------------------------------------------------------------
 
@@ -182,49 +178,46 @@ class GatedMath(CellMath):
             return x, weights.weight_ih, weights.bias_ih
         return (project(x, weights.weight_ih, weights.bias_ih),)
 
-    def weight_grad(self, ga: Array, tape: Tape, weights: Weights, at_h: Array | None = None) -> Weights:
+    def weight_grad(self, k: Kernels, ga: Array, saved: SavedRun, weights: Weights) -> Weights:
         """Return the gradients of W_ih and b_ih: the sums of `run_back`, or a GEMM and a GEMV over all steps."""
         xp, rows = backend.namespace(ga), ga.shape[0] * ga.shape[1]
-        if self.is_projected(tape.x, ga.shape[2]):
+        if self.is_projected(saved.x, ga.shape[2]):
             w_ih = np.empty_like(weights.weight_ih)
             b_ih = None if weights.bias_ih is None else np.empty_like(weights.bias_ih)
-            ga, states, grads = np.ascontiguousarray(ga), tape.states[0], (w_ih, b_ih)
+            ga, states, grads = np.ascontiguousarray(ga), saved.states[0], (w_ih, b_ih)
             kernels.on_host().gated_backward(
-                tape.x, ga, states, tape.h, self.nonlinearity, tape.h0, ga, grads, again=True
+                saved.x, ga, states, saved.h, self.nonlinearity, saved.h0, ga, grads, again=True
             )
             return Weights(w_ih, None, b_ih, None)
         flat = xp.ascontiguousarray(ga.reshape(rows, ga.shape[2]))
         with short_products(xp, rows * weights.weight_ih.size):
-            w_ih = transposed_product(flat, tape.x.reshape(rows, tape.x.shape[2]))
+            w_ih = transposed_product(flat, saved.x.reshape(rows, saved.x.shape[2]))
             b_ih = None if weights.bias_ih is None else xp.empty(flat.shape[1], flat.dtype)
-            kernels.get(xp).unchecked.sum_gates(flat, 0, None, None, b_ih, None)
+            k.sum_gates(flat, 0, None, None, b_ih, None)
         return Weights(xp.ascontiguousarray(w_ih), None, b_ih, None)
-
-    def kept_arrays(self, tape: Tape) -> tuple[Array | None, ...]:
-        """Return h and p."""
-        return tape.h, tape.gates
 
     def pattern(self, hidden: int) -> SparsityPattern:
         """Return the diagonal."""
         return SparsityPattern.diagonal(hidden)
 
-    def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
+    def run_jacobians(self, k: Kernels, saved: SavedRun, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write 1 - z."""
-        found = sigmoid(-split(self.parts(tape.gates), 2)[0])
+        found = sigmoid(-split(self.parts(saved.gates), 2)[0])
         out[...] = (found[::-1] if reverse else found).transpose(0, 2, 1)
 
-    def sums_inside(self, k: Kernels, tape: Tape, chunks: int) -> bool:
+    def sums_inside(self, xp: ModuleType, saved: SavedRun, chunks: int) -> bool:
         """Whether `run_back` sums the weight gradients."""
-        return self.is_projected(tape.x, cast(Array, tape.gates).shape[2])
+        return self.is_projected(saved.x, cast(Array, saved.gates).shape[2])
 
-    def reduced(self, tape: Tape, w_hh: Array, gy: Array | None, chunks: int = 1) -> Array:
+    def reduced(self, k: Kernels, saved: SavedRun, w_hh: Array, gy: Array | None, chunks: int = 1) -> Array:
         """Return the way back as one affine map per sample, whose matrix is ``diag(Π (1 - z))``."""
-        xp = backend.namespace(tape.h)
-        _, batch, hidden = tape.h.shape
-        maps, own = xp.zeros((batch, hidden + 1, hidden), dtype=tape.h.dtype), xp.arange(hidden)
-        maps[:, own, own] = xp.prod(sigmoid(-split(self.parts(tape.gates), 2)[0]), axis=0)
+        xp = backend.namespace(saved.h)
+        _, batch, hidden = saved.h.shape
+        maps, own = xp.zeros((batch, hidden + 1, hidden), dtype=saved.h.dtype), xp.arange(hidden)
+        maps[:, own, own] = xp.prod(sigmoid(-split(self.parts(saved.gates), 2)[0]), axis=0)
         if gy is not None:
-            maps[:, hidden] = self.backward(tape, w_hh, gy, (None,)).initial[0]
+            weights = Weights(w_hh, None, None, None)  # not read
+            maps[:, hidden] = runs.backward(k, self, saved, weights, gy, (None,)).initial[0]
         return maps
 
 
@@ -256,9 +249,9 @@ class MinGRUMath(GatedMath):
         if grads is not ga:
             ga[...] = grads
 
-    def close(self, tape: Tape, lengths: Lengths) -> None:
+    def close(self, saved: SavedRun, lengths: Lengths) -> None:
         """Set z = 1: the Jacobians vanish."""
-        lengths.fill(split(tape.gates, 2)[0], OPEN)
+        lengths.fill(split(saved.gates, 2)[0], OPEN)
 
 
 class MinLSTMMath(GatedMath):
@@ -281,9 +274,9 @@ class MinLSTMMath(GatedMath):
         (p_i, p_f, _), (d_u, d_v) = split(p, 3), split(grads, 2)
         backend.namespace(p).concatenate((d_u * sigmoid(-p_i), -d_u * sigmoid(-p_f), d_v), axis=-1, out=ga)
 
-    def close(self, tape: Tape, lengths: Lengths) -> None:
+    def close(self, saved: SavedRun, lengths: Lengths) -> None:
         """Set i = 1 and f = 0: the Jacobians vanish."""
-        for part, value in zip(split(tape.gates, 3), (OPEN, -OPEN), strict=False):
+        for part, value in zip(split(saved.gates, 3), (OPEN, -OPEN), strict=False):
             lengths.fill(part, value)
 
 

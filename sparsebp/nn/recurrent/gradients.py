@@ -1,8 +1,8 @@
-"""The gradients of a recurrent layer: ways back through its runs, each taken when first needed, once."""
+"""The gradients of a stack of runs: each layer goes back when it is first needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,16 +14,17 @@ from sparsebp.core.check import Array
 from sparsebp.core.locks import forkable_lock
 from sparsebp.nn.gradients import Gradients, NamedGradients, is_tied, without_pruned
 from sparsebp.nn.layer import turned
+from sparsebp.nn.recurrent import runs
 from sparsebp.nn.recurrent.lengths import reverse_time
-from sparsebp.nn.recurrent.runs import FUSED, run_backward
-from sparsebp.nn.recurrent.saved import GivenState, RecurrentSaved, RunGradients, State, Weights, suffix, weight_names
+from sparsebp.nn.recurrent.saved import GivenState, Need, RecurrentSaved, RunGradients, State, suffix, weight_names
 
 
 class RecurrentGradients(NamedGradients):
-    """Gradients of a recurrent layer: ways back through its runs, each taken when first needed, once.
+    """Gradients of a recurrent layer.
 
     If the weights are asked for first, kernels sum the first layer's gradients on the way, where they can, and store
-    nothing for the gradient at the input. If that is asked for afterwards, these runs go back again.
+    nothing for the gradient at the input. If that is asked for afterwards, or what a caller was given and may have
+    written to is asked for again, the layer goes back again, to the same bits.
     """
 
     def __init__(
@@ -34,43 +35,30 @@ class RecurrentGradients(NamedGradients):
         self._names, self._more = ("h0", "c0")[: len(saved.last)], None
         self._arriving, self._last, self._at_h_n = arriving, last, at_h_n
         self._xp, self._lock = backend.namespace(saved.last[0]), forkable_lock()
-        self._done, self._mark = False, None
-        self._grads: dict[int, RunGradients] = {}  # by the number of the run
-        self._at_x: dict[int, Array] = {}  # gradients at the inputs of runs, in place of those at the gates
-        self._initial: dict[int, State] = {}
-        self._unread: dict[int, Weights] | None = {}  # sums that have not been asked for yet; None once they were
+        self._k: Any = kernels.get(self._xp).unchecked
+        self._layers: dict[int, list[RunGradients]] = {}
+        self._mark: Any = None  # of the work on a GPU, for other streams
 
     def input_grad(self) -> Array:
         """Return the gradient at the layer's input."""
         with self._lock:
-            self._take(for_weights=False)
-            if 0 not in self._grads and 0 not in self._at_x:  # not stored, or given away
-                if self.layer.cell.diagonal:  # nor is what a layer above would need
-                    self._done = False
-                    self._take(for_weights=False)
-                else:
-                    above = self._layer_input_grad(1, self._stored(1)) if self.layer.num_layers > 1 else self._arriving
-                    self._layer_back(0, above)
-                    self._mark = backend.record(self._xp)
-            stored = self._stored(0)
-        gx = self._layer_input_grad(0, stored)
-        return turned(gx, self.layer.batch_first)
+            found = self._back(0, "input")
+            stored = _take_stored(found)
+        return turned(self._at_input(0, found, stored), self.layer.batch_first)
 
     def weight_grad(self) -> dict[str, Array]:
         """Return the gradients of the parameters, by name."""
-        rnn, tapes, named = self.layer, self.saved.tapes, {}
+        rnn, named = self.layer, {}
         with self._lock:
-            self._take(for_weights=True)
-            if self._unread is None:  # given away, as the caller may write to them: sum anew, to the same bits
-                self._done = False
-                self._take(for_weights=True)
-            sums = self._unread or {}
-            self._unread = None if sums else {}
-        for run, tape in enumerate(tapes):
-            if run in sums:
-                grads = sums[run]
+            layers = [self._back(layer, "weights") for layer in reversed(range(rnn.num_layers))]
+            found = [(one, one.weights) for layer in reversed(layers) for one in layer]
+            for one, _ in found:
+                one.weights = None  # the caller may write to them
+        for run, (one, sums) in enumerate(found):
+            if sums is None:
+                grads = runs.weight_grad(self._k, rnn.cell, one, self.saved.runs[run], rnn._weights(run))
             else:
-                grads = rnn.cell.weight_grad(self._grads[run].ga, tape, rnn._weights(run), self._grads[run].at_h)
+                grads = sums
             for name, grad in zip(weight_names(suffix(run, rnn.directions)), grads, strict=True):
                 if grad is not None:
                     named[name] = grad
@@ -80,84 +68,85 @@ class RecurrentGradients(NamedGradients):
     def others(self) -> State:
         """Return the gradients at the state before the first step."""
         with self._lock:
-            self._take(for_weights=False)
-        states = [self._initial[run] for run in range(len(self.saved.tapes))]
-        return tuple(self._xp.stack(arrays) for arrays in zip(*states, strict=True))
+            for layer in reversed(range(self.layer.num_layers)):
+                self._back(layer, "initial")
+            states = [one.initial for _, layer in sorted(self._layers.items()) for one in layer]
+        found = tuple(self._xp.stack(arrays) for arrays in zip(*states, strict=True))
+        return tuple(a.take(self.saved.lengths.packed.back, 1) for a in found) if self.saved.runs[0].segments else found
 
-    def _take(self, *, for_weights: bool) -> None:
-        """Take the gradients through all runs, from the last layer to the first, unless that is done."""
-        if self._done:
+    def _back(self, layer: int, need: Need) -> list[RunGradients]:
+        """Return gradients of a layer's runs that hold what is needed, going back through it unless they are there."""
+        found = self._layers.get(layer)
+        if found is not None and found[0].has(need):
             backend.wait(self._xp, self._mark)
-            return
-        if self._at_h_n is not None:
-            self._last = self._at_h_n(), *self._last[1:]
-        gy, rnn, k, self._unread = self._arriving, self.layer, kernels.get(self._xp), {}
-        for layer in reversed(range(rnn.num_layers)):
-            # The first layer's kernels may sum the gradients of its weights, and a diagonal cell's in all layers. If
-            # the gradient at x is asked for first, only the host does so, and stores ga, or the one at x, as well;
-            # both orders give bitwise equal sums.
-            keep, runs, choice = layer > 0 or not for_weights, rnn._runs(layer), self.saved.backward_choice
-            inside = rnn.cell.diagonal or (layer == 0 and (for_weights or backend.is_host(self._xp)))
-            if (
-                inside and choice.algorithm in FUSED
-                and rnn.cell.sums_inside(k, self.saved.tapes[runs[0]], choice.chunks)
-            ):  # fmt: skip
-                for run in runs:
-                    self._unread[run], self._initial[run], ga, at_x = rnn.cell.summed_backward(
-                        k.unchecked, self.saved.tapes[run], rnn._weights(run), *self._arriving_at(run, gy),
-                        choice.chunks, keep=keep,
-                    )  # fmt: skip
-                    if ga is not None:
-                        self._grads[run] = RunGradients(ga, self._initial[run])
-                    if at_x is not None:
-                        self._at_x[run] = at_x
-            else:
-                self._layer_back(layer, gy)
-            if layer > 0:
-                gy = self._layer_input_grad(layer, self._stored(layer))
-        self._mark, self._done = None if self._xp is np else backend.record(self._xp), True
-
-    def _layer_back(self, layer: int, gy: Array | None) -> None:
+            return found
         rnn, saved = self.layer, self.saved
-        for run in rnn._runs(layer):
-            self._grads[run] = run_backward(
-                rnn.options, saved.backward_choice, rnn.cell, saved.tapes[run], rnn._weights(run),
-                *self._arriving_at(run, gy),
-            )  # fmt: skip
-            self._initial[run] = self._grads[run].initial
+        if self._at_h_n is not None:
+            self._last, self._at_h_n = (self._at_h_n(), *self._last[1:]), None
+        gy = self._arriving
+        if layer + 1 < rnn.num_layers:
+            above = self._back(layer + 1, "input")
+            gy = self._at_input(layer + 1, above, _take_stored(above))
+        # The first layer's kernels may sum the gradients of its weights, and a diagonal cell's in all layers. If the
+        # gradient at x is asked for first, only the host does so, and stores ga, or the one at x, as well.
+        want: runs.Want = "both" if rnn.cell.diagonal or (layer == 0 and self._xp is np) else "input"
+        if layer == 0 and need == "weights":
+            want = "weights"
+        self._layers[layer] = found = [
+            runs.backward(
+                self._k, rnn.cell, saved.runs[run], rnn._weights(run), *self._arriving_at(run, gy), want,
+                saved.backward_choice, rnn.options,
+            )
+            for run in rnn._runs(layer)
+        ]  # fmt: skip
+        if self._xp is not np:
+            self._mark = backend.record(self._xp)
+        return found
 
     def _arriving_at(self, run: int, arriving: Array | None) -> tuple[Array | None, list[Array | None]]:
         """Return gy and the gradient at the last state of one run, in the order of its steps."""
-        xp, lengths, size = self._xp, self.saved.lengths, self.layer.output_size
-        direction = run % self.layer.directions
+        xp, saved, size = self._xp, self.saved, self.layer.output_size
+        direction, lengths, last = run % self.layer.directions, saved.lengths, list(self._last)
         gy = None if arriving is None else arriving[..., direction * size : (direction + 1) * size]
+        if saved.runs[run].segments:
+            packed = lengths.packed
+            gy = None if gy is None else packed.take(gy, direction)
+            return gy, [None if array is None else array[run][packed.order] for array in last]
         shared = gy is not None and gy.strides[0] == 0  # by all steps, as behind a mean
         if gy is not None and not (shared and self.layer.cell.diagonal):
             gy = reverse_time(gy, lengths) if direction else xp.ascontiguousarray(gy)
-        last = list(self._last)
         for number, array in enumerate(last):
             if array is not None:
                 last[number] = xp.ascontiguousarray(array[run])
         if lengths is not None and last[0] is not None:  # the kernels' last step is not every sample's last step
-            gy = xp.zeros_like(self.saved.tapes[run].h) if gy is None else gy.copy()
+            gy = xp.zeros_like(saved.runs[run].h) if gy is None else gy.copy()
             gy[lengths.values - 1, lengths.samples] += last[0]
             last[0] = None
         return gy, last  # the gradient at c passes through the padding unchanged, see `CellMath.close`
 
-    def _stored(self, layer: int) -> list[Array | None]:
-        """Give the gradients away that kernels have written at the inputs of a layer's runs."""
-        return [self._at_x.pop(run, None) for run in self.layer._runs(layer)]
-
-    def _layer_input_grad(self, layer: int, stored: Sequence[Array | None]) -> Array:
+    def _at_input(self, layer: int, found: list[RunGradients], stored: list[Array | None]) -> Array:
         """Return the gradient at a layer's input, before its dropout: (T, B, features)."""
-        rnn = self.layer
-        first, *second = (
-            rnn.cell.input_grad(self._grads[run].ga, rnn._weights(run)) if at_x is None else at_x
-            for run, at_x in zip(rnn._runs(layer), stored, strict=True)
-        )
-        for backwards in second:
-            first += reverse_time(backwards, self.saved.lengths)
-        mask = self.saved.masks[layer]
+        rnn, saved = self.layer, self.saved
+        total: Array = None
+        for direction, (run, one, sums) in enumerate(zip(rnn._runs(layer), found, stored, strict=True)):
+            at_x = rnn.cell.input_grad(one.ga, rnn._weights(run)) if sums is None else sums
+            if saved.runs[run].segments:
+                at_x = saved.lengths.packed.spread(at_x, direction)
+            elif direction:
+                at_x = reverse_time(at_x, saved.lengths)
+            if direction:
+                total += at_x
+            else:
+                total = at_x
+        mask = saved.masks[layer]
         if mask is not None:
-            first *= mask
-        return first
+            total *= mask
+        return total
+
+
+def _take_stored(found: list[RunGradients]) -> list[Array | None]:
+    """Take the gradients away that kernels have stored at the inputs of runs: the caller may write to them."""
+    stored = [one.x for one in found]
+    for one in found:
+        one.x = None
+    return stored

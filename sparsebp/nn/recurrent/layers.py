@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypedDict, Unpack
 import numpy as np
 
 from sparsebp import kernels
+from sparsebp.core import backend
 from sparsebp.core.check import (
     Array,
     Backward,
@@ -35,14 +36,19 @@ from sparsebp.nn.layer import (
     parameter_dtype,
     turned,
 )
+from sparsebp.nn.recurrent import runs
 from sparsebp.nn.recurrent.carried import carrying
-from sparsebp.nn.recurrent.cells import CellMath, GRUMath, LSTMMath, ProjectedLSTMMath, RNNMath
+from sparsebp.nn.recurrent.cells import CellMath, GRUMath, LSTMMath, RNNMath
 from sparsebp.nn.recurrent.gradients import RecurrentGradients
-from sparsebp.nn.recurrent.lengths import parse_lengths, reverse_time
+from sparsebp.nn.recurrent.lengths import Lengths, Packed, parse_lengths, reverse_time
 from sparsebp.nn.recurrent.runs import BackwardOptions, choose
-from sparsebp.nn.recurrent.saved import GivenState, RecurrentSaved, Weights, pair, suffix, weight_names
+from sparsebp.nn.recurrent.saved import GivenState, RecurrentSaved, State, Weights, pair, suffix, weight_names
 from sparsebp.nn.recurrent.stream import Stream
 from sparsebp.nn.unbatched import takes_unbatched
+from sparsebp.scan.rules import Choice
+
+SKIPPED = 4_000_000
+"""Multiply-adds of steps past the samples' ends from which skipping them pays for bringing rows to their places."""
 
 
 class RecurrentOptions(TypedDict, total=False):
@@ -180,32 +186,33 @@ class Recurrent(Layer):
         xp = check_sequence_input(x, self.input_size, weight)
         y = x if x.flags.c_contiguous and not self.batch_first else turned(x, self.batch_first)
         steps, batch, _ = y.shape
-        shapes = self.state_shapes(batch)
         carried = carrying() if initial is None else None
         initial = initial if carried is None else carried.take(self, batch)
         if initial is not None:
-            for name, shape, array in zip(self.cell.states, shapes, initial, strict=True):
+            for name, shape, array in zip(self.cell.states, self.state_shapes(batch), initial, strict=True):
                 if array is not None:
                     check_input(array, name=f"{name}0", dtype=weight.dtype, shape=shape, like=weight)
         valid = None if lengths is None else parse_lengths(lengths, steps, batch, xp)
-        if valid is not None:
-            y = valid.mask(y)  # so that NaN in the padding cannot spread
         choice = None
         if keeps():
             choice = choose(
                 self.options, self.cell, (steps, batch, self.hidden_size), weight.dtype, xp,
                 input_size=self.input_size, layers=self.num_layers, directions=self.directions,
             )  # fmt: skip
-        several = self.num_layers * self.directions > 1
-        last = tuple(map(xp.empty, shapes, [weight.dtype] * len(shapes))) if several else ()
-        saved = self.saved_class(last, choice, valid, NothingKept() if choice is None else [], [])
+        saved = self.saved_class((), choice, valid, NothingKept() if choice is None else [], [])
+        packed = valid.packed if valid is not None and self._skips_padding(xp, valid, choice) else None
+        ends: list[State] = []
         for layer in range(self.num_layers):
             mask = None
             if layer > 0 and self.training and self.dropout > 0:
                 mask = dropout_mask(self.generator, y, self.dropout, batch_axis=1)
                 y = y * mask
             saved.masks.append(mask)
-            y = self._forward_layer(xp, layer, y, initial, saved)
+            y = self._forward_layer(xp, layer, y, initial, saved, packed, ends)
+        if len(ends) == 1:
+            saved.last = tuple([end[None] for end in ends[0]])
+        else:
+            saved.last = tuple([xp.stack(arrays) for arrays in zip(*ends, strict=True)])
         if carried is not None:
             carried.keep(self, saved.last)
         return y, saved
@@ -217,31 +224,50 @@ class Recurrent(Layer):
         return shapes[: len(self.cell.states)]
 
     def _forward_layer(
-        self, xp: ModuleType, layer: int, x: Array, initial: GivenState | None, saved: RecurrentSaved
-    ) -> Array:
-        lengths, outputs = saved.lengths, []
+        self, xp: ModuleType, layer: int, x: Array, initial: GivenState | None, saved: RecurrentSaved,
+        packed: Packed | None, ends: list[State],
+    ) -> Array:  # fmt: skip
+        """Run a layer in all directions over x (T, B, n); add the last states to `ends`."""
+        k, cell, outputs = kernels.get(xp).unchecked, self.cell, []
+        lengths, choice = saved.lengths, saved.backward_choice
+        if lengths is not None and packed is None and layer == 0:
+            x = lengths.mask(x)  # so that NaN in the padding cannot spread
         for direction in range(self.directions):
             run = layer * self.directions + direction
-            h0 = None if initial is None else [None if array is None else array[run] for array in initial]
-            given, weights = reverse_time(x, lengths) if direction else x, self._weights(run)
-            if saved.backward_choice is None:  # nothing is kept
-                y, ends = self.cell.infer(given, h0, weights, lengths)
+            weights, segments = self._weights(run), () if packed is None else packed.segments
+            start = None if initial is None else [None if array is None else array[run] for array in initial]
+            if packed is None:
+                given = reverse_time(x, lengths) if direction else x
             else:
-                k = kernels.get(xp).unchecked
-                tape = self.cell.finish(k, weights, *self.cell.begin(k, given, weights), h0)
-                y, ends = tape.h, tape.ends(lengths)
-                if lengths is not None:
-                    self.cell.close(tape, lengths)
-                saved.tapes.append(tape)
-            if not saved.last:  # a single run
-                saved.last = tuple(end[None] for end in ends)
+                given = packed.take(x, direction)
+                start = start and [None if array is None else array[packed.order] for array in start]
+            if choice is None and (lengths is None or packed is not None):
+                y, last = runs.infer(k, cell, given, weights, start, segments)
             else:
-                for last, end in zip(saved.last, ends, strict=True):
-                    last[run] = end
-            if lengths is not None:
+                one = runs.forward(k, cell, given, weights, start, segments)
+                y, last = one.h, one.last
+                if packed is None and lengths is not None:
+                    last = lengths.ends(one.states)
+                    cell.close(one.inner or one, lengths)
+                if choice is not None:
+                    saved.runs.append(one)
+            if packed is not None:
+                y, back = packed.spread(y, direction), packed.back
+                last = tuple([end[back] for end in last])
+            elif lengths is not None:
                 y = lengths.mask(y)
-            outputs.append(reverse_time(y, lengths) if direction else y)
+            outputs.append(reverse_time(y, lengths) if direction and packed is None else y)
+            ends.append(last)
         return outputs[0] if len(outputs) == 1 else xp.concatenate(outputs, axis=2)
+
+    def _skips_padding(self, xp: ModuleType, lengths: Lengths, choice: Choice | None) -> bool:
+        """Whether sequences of several lengths run as segments: on a host, by the recursion; a GPU runs all at once."""
+        rows = self.cell.gates * self.hidden_size
+        return (
+            lengths.padding * rows * (self.input_size + self.hidden_size) >= SKIPPED
+            and (choice is None or choice.algorithm == "bp") and self.cell.kind is not None
+            and self.output_size == self.hidden_size and backend.is_host(xp)
+        )  # fmt: skip
 
     def stream(self, batch: int | None = None, state: Any = None) -> Stream:
         """Return a `Stream`: the state between steps, for a sequence that comes a step at a time.
@@ -298,7 +324,7 @@ class Recurrent(Layer):
 
     def _gradients(self, gy: Array | None, saved: RecurrentSaved, named: dict[str, Array | None]) -> NamedGradients:
         """Return the gradients from gy, and from `named`, the gradients at the last state's arrays."""
-        _ = saved.tapes[0]  # refused where nothing was kept
+        _ = saved.runs[0]  # refused where nothing was kept
         given = gy is not None
         for (name, array), state in zip(named.items(), saved.last, strict=True):
             if array is not None:
@@ -309,22 +335,22 @@ class Recurrent(Layer):
                               remedy="Pass the gradient of the loss with respect to y or to saved.h_n")  # fmt: skip
         arriving = gy  # time-major, and 0 past the lengths
         if gy is not None:
-            steps, batch, hidden = saved.shape
+            (steps, batch, hidden), lengths = saved.shape, saved.lengths
             width = self.directions * hidden
             shape = (batch, steps, width) if self.batch_first else (steps, batch, width)
             check_gy(gy, shape, saved.h_n.dtype, saved.h_n)
             arriving = gy.transpose(1, 0, 2) if self.batch_first else gy
-            arriving = arriving if saved.lengths is None else saved.lengths.mask(arriving)
+            arriving = arriving if lengths is None or saved.runs[0].segments else lengths.mask(arriving)
         return RecurrentGradients(self, gy, saved, arriving, tuple(named.values()))
 
     def gradients_at_last(self, saved: RecurrentSaved, at_h_n: Callable[[], Array]) -> NamedGradients:
         """Return the gradients from the one at h_n alone, C-contiguous, computed by `at_h_n` when it is needed."""
-        _ = saved.tapes[0]  # refused where nothing was kept
+        _ = saved.runs[0]  # refused where nothing was kept
         return RecurrentGradients(self, None, saved, None, (None,) * len(saved.last), at_h_n)
 
     def choices(self, saved: RecurrentSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
         """Yield the algorithm chosen for `backward`."""
-        _ = saved.tapes[0]  # refused where nothing was kept
+        _ = saved.runs[0]  # refused where nothing was kept
         yield prefix, saved.backward_choice.algorithm, saved.backward_choice.reason
 
     # ---- Jacobians -----------------------------------------------------------------------------------------------
@@ -337,9 +363,11 @@ class Recurrent(Layer):
         (with proj_size dense); past a sample's end the part from c to c is the identity.
         """
         from sparsebp.jacobians import hidden_elements
+        from sparsebp.nn.recurrent.jacobian import padded, state_jacobians
 
         run = self._runs(layer)[direction]
-        return hidden_elements(*self.cell.state_jacobians(saved.tapes[run], self._weights(run)))
+        one, k = padded(self.cell, saved, run), kernels.get(backend.namespace(saved.h_n)).unchecked
+        return hidden_elements(*state_jacobians(k, self.cell, one, self._weights(run)))
 
     def jacobian_t(self, saved: RecurrentSaved, memory_limit: int | None = None) -> Any:
         """Return the transposed Jacobian of y with respect to x, (T · input_size) × (T · directions · H), per sample.
@@ -352,14 +380,13 @@ class Recurrent(Layer):
         MemoryLimitError
             It would need more than `memory_limit` bytes (default: the layer's, else 2 GiB).
         """
-        from sparsebp.nn.recurrent.jacobian import layer_jacobian_t
+        from sparsebp.nn.recurrent.jacobian import layer_jacobian_t, padded
 
         limit = self.options.memory_limit if memory_limit is None else memory_limit
-        product = None
+        product, k = None, kernels.get(backend.namespace(saved.h_n)).unchecked
         for layer in range(self.num_layers):
-            runs = self._runs(layer)
-            tapes, weights = [saved.tapes[run] for run in runs], [self._weights(run) for run in runs]
-            own = layer_jacobian_t(self.cell, tapes, weights, saved.lengths, saved.masks[layer], limit)
+            found = [(padded(self.cell, saved, run), self._weights(run)) for run in self._runs(layer)]
+            own = layer_jacobian_t(k, self.cell, found, saved.lengths, saved.masks[layer], limit)
             product = own if product is None else product @ own
         return product
 
@@ -434,6 +461,7 @@ class LSTM(Recurrent):
     ((7, 4, 5), (2, 4, 5), (2, 4, 5))
     """
 
+    cell = LSTMMath()
     saved_class = LSTMSaved
 
     def __init__(
@@ -444,7 +472,6 @@ class LSTM(Recurrent):
         if self.proj_size and self.proj_size >= check_integer("hidden_size", hidden_size, 1):
             raise OptionError("A projection makes h smaller", expected=f"proj_size < hidden_size = {hidden_size}",
                               got=proj_size)  # fmt: skip
-        self.cell = ProjectedLSTMMath() if self.proj_size else LSTMMath()
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, **options)
 
     def forward(self, x: Array, hx: Sequence[Array] | None = None, lengths: Any = None) -> tuple[Array, LSTMSaved]:

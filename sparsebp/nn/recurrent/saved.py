@@ -6,54 +6,79 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sparsebp.core import backend
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError
-from sparsebp.nn.recurrent.lengths import Lengths
+from sparsebp.nn.recurrent.lengths import Lengths, Segments
 
 State = tuple[Array, ...]
 """One array (B, width) for each name of `CellMath.states`."""
 GivenState = Sequence[Array | None]
 """The same; None stands for zeros."""
+_LAST = itemgetter(-1)
 
 
-class Tape:
+class SavedRun:
     """One run of a cell over time, in the order in which it was processed."""
 
-    # x: Inputs (T, B, input_size)
-    # states: For each array of the state `(T + 1, B, H)`: the initial one, then that after every step. Views of the
-    # first are `h0` (B, H), and `h` and `h_prev` (T, B, H), after and before each step: no gradient copies states.
-    # gates: `(T, B, 4H)` for a GRU (r, z, n, M) and an LSTM (i, f, g, o), None for an RNN
-    # core: The run of the recursion itself, where the cell wraps another one; see `ProjectedLSTMMath`.
+    # x: inputs (T, B, I).
+    # states: for each array of the state (T + 1, B, H): the initial one, then that after every step. Views of them are
+    # h0 (B, H) and h (T, B, H), of an LSTM c0 and c as well, and h_prev: no gradient copies states.
+    # gates: (T, B, 4H) of a GRU (r, z, n, M) and an LSTM (i, f, g, o), None of an RNN.
+    # segments: () if all samples have T steps. Else T and B are N, the rows of all segments, and 1: x (N, 1, I), states
+    # (B + N, 1, H).
+    # last: the state after each sample's last step.
+    # inner: the run of the recursion itself, of an LSTM with a projection.
+
+    last: State
 
     def __init__(
-        self, x: Array, states: tuple[Array, ...], gates: Array | None = None, core: Tape | None = None
-    ) -> None:
-        self.x, self.states, self.gates, self.core = x, states, gates, core
-        h = states[0]
-        self.h0, self.h, self.h_prev = h[0], h[1:], h[:-1]
-
-    def ends(self, lengths: Lengths | None) -> State:
-        """Return the last state, or that after each sample's last valid step."""
-        if lengths is None:
-            return tuple(map(itemgetter(-1), self.states))
-        return tuple(states[lengths.values, lengths.samples] for states in self.states)
-
-    @property
-    def c0(self) -> Array:
-        """An LSTM's initial c (B, H)."""
-        return self.states[1][0]
+        self, x: Array, states: State, gates: Array | None = None, segments: Segments = (),
+        inner: SavedRun | None = None,
+    ) -> None:  # fmt: skip
+        self.x, self.states, self.gates, self.segments, self.inner = x, states, gates, segments, inner
+        h, c = states[0], states[-1]
+        if segments:
+            batch = segments[0].batch
+            self.h0, self.h, self.c0, self.c = h[:batch, 0], h[batch:], c[:batch, 0], c[batch:]
+        else:
+            self.h0, self.h, self.c0, self.c = h[0], h[1:], c[0], c[1:]
+            self.last = tuple(map(_LAST, states))
 
     @property
-    def c(self) -> Array:
-        """An LSTM's c after each step (T, B, H)."""
-        return self.states[1][1:]
+    def h_prev(self) -> Array:
+        """The h before each step (T, B, H)."""
+        if not self.segments:
+            return self.states[0][:-1]
+        before = backend.empty(backend.namespace(self.h), self.h.shape, self.h.dtype)
+        for number, cut in enumerate(self.segments):
+            second, end = cut.first + cut.batch, cut.first + cut.steps * cut.batch
+            backend.copy(before[cut.first : second, 0], self.segment(number).h0)
+            backend.copy(before[second:end], self.h[cut.first : end - cut.batch])
+        return before
+
+    def segment(self, number: int) -> SegmentRun:
+        """Return the run over a segment alone."""
+        return SegmentRun(self, number)
 
     def arrays(self) -> list[Array]:
         """Return inputs, states and gates."""
         return [self.x, *self.states, *(() if self.gates is None else (self.gates,))]
+
+
+class SegmentRun(SavedRun):
+    """A segment of a run, (steps, samples, …): views, without `states`, since more samples may have ended before it."""
+
+    def __init__(self, run: SavedRun, number: int) -> None:
+        cut, first = run.segments[number], run.segments[0].batch
+        self.x, self.gates = cut.of(run.x), None if run.gates is None else cut.of(run.gates)
+        # the states of all samples before the first segment are as many rows as those of any other segment's last step
+        begin = first + cut.first - run.segments[number - 1].batch if number else 0
+        before = slice(begin, begin + cut.batch)
+        self.h0, self.c0 = (states[before, 0] for states in (run.states[0], run.states[-1]))
+        self.h, self.c = cut.of(run.h), cut.of(run.c)
 
 
 @dataclass
@@ -64,7 +89,7 @@ class RecurrentSaved:
     # The `scan.Choice` of the backward algorithm; its `reason` says why. None where nothing was kept.
     backward_choice: Any
     lengths: Lengths | None  # The lengths, or None
-    tapes: list[Tape]  # The runs, one per layer and direction
+    runs: list[SavedRun]  # One per layer and direction
     masks: list[Array | None]  # Dropout mask of each layer's input, or None
 
     @property
@@ -75,8 +100,8 @@ class RecurrentSaved:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(T, B, H), with the size of a direction's output for H."""
-        steps, batch, hidden = self.tapes[0].h.shape
-        return steps, batch, hidden
+        run, (_, batch, hidden) = self.runs[0], self.h_n.shape
+        return len(run.h if self.lengths is None else self.lengths.valid), batch, hidden
 
 
 class Weights(NamedTuple):
@@ -104,21 +129,25 @@ def weight_names(suffix: str) -> tuple[str, ...]:
     return tuple(name + suffix for name in Weights._fields)
 
 
-class RunGradients(NamedTuple):
-    """Gradients of one run: ga (see `CellMath`), at the initial state, and at every h if a projection needs it."""
+Need: TypeAlias = Literal["input", "weights", "initial"]
 
-    ga: Array
+
+@dataclass(slots=True)
+class RunGradients:
+    """Gradients of one run: at the initial state, and the others as far as they were asked for."""
+
     initial: State
-    at_h: Array | None = None
+    ga: Array | None = None  # at the pre-activations, see `CellMath`
+    weights: Weights | None = None  # summed by the kernel on its way, else they are products with ga
+    summed: bool = False  # whether the kernel sums them
+    x: Array | None = None  # of a cell whose kernel goes on to the input
+    at_h: Array | None = None  # at every h, where a projection needs it
 
-
-class SummedGradients(NamedTuple):
-    """Gradients of a run whose kernel summed those of the weights on its way; ga, or at_x, only if asked for."""
-
-    weights: Weights
-    initial: State
-    ga: Array | None = None
-    at_x: Array | None = None
+    def has(self, need: Need) -> bool:
+        """Whether what is needed is here, or a product with what is."""
+        if need == "weights":
+            return self.weights is not None or not self.summed
+        return need == "initial" or self.ga is not None or self.x is not None
 
 
 def pair(name: str, hx: Any) -> GivenState | None:

@@ -42,7 +42,7 @@ class Stream:
     def __init__(self, layer: Any, suffixes: Sequence[str] | None, batch: int | None, state: Any = None) -> None:
         if not belongs(layer, "stream"):
             raise _refused(layer, "the forward of this package, which the steps repeat")
-        if layer.cell.kind is None:
+        if layer.cell.kind is None or layer.__dict__.get("proj_size"):
             raise _refused(layer, "no projection (proj_size=0)")
         if layer.device != "cpu":
             raise _refused(layer, "a layer on the host")
