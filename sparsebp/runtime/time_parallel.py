@@ -397,7 +397,7 @@ class TimeParallel:
             raise OptionError("Dropout between layers draws on each rank by itself", expected="dropout=0",
                               got=layer.dropout, remedy="Turn it off, or call layer.eval()")  # fmt: skip
         xp = check_input(x, dtype=weight.dtype, shape=(None, None, layer.input_size), like=weight)
-        inputs = self._turned(x)
+        inputs = self._swap_batch_time(x)
         steps, batch, _ = inputs.shape
         if batch == 0:
             raise ShapeError("x is empty", expected="at least one sample", got=x.shape, remedy="Skip empty batches")
@@ -412,21 +412,21 @@ class TimeParallel:
         for number, handle in enumerate(received):
             finish = self._begin(k, inputs, self._weights(number))  # the projection, which waits for no state
             if handle is not None and isinstance(layer.cell, GatedMath) and steps:
-                tape = finish(xp.zeros_like(states[number]))  # while the rank waits for the state
+                run = finish(xp.zeros_like(states[number]))  # while the rank waits for the state
                 handle.wait()
-                layer.cell.resume(k, tape, states[number])
+                layer.cell.resume(k, run, states[number])
             else:
                 if handle is not None:
                     handle.wait()
-                tape = finish(states[number])
-            saved.runs.append(tape)
-            saved.last[number] = joined(tape.last)
+                run = finish(states[number])
+            saved.runs.append(run)
+            saved.last[number] = joined(run.last)
             if self.transport.rank:
                 sent.append(self.transport.isend(saved.last[number], self.transport.rank - 1, number))
-            inputs = tape.h
+            inputs = run.h
         for handle in sent:
             handle.wait()
-        return self._turned(inputs), saved
+        return self._swap_batch_time(inputs), saved
 
     def _initial(self, h0: Any, batch: int, xp: ModuleType) -> Array:
         """Return the states before the rank's shard, which only the last rank knows."""
@@ -507,7 +507,7 @@ class TimeParallel:
         if gy is not None:
             steps, batch, width = saved.runs[0].h.shape
             check_gy(gy, (batch, steps, width) if layer.batch_first else (steps, batch, width), like.dtype, like)
-            arriving = self._turned(gy)
+            arriving = self._swap_batch_time(gy)
         last = self._checked_last({"grad_h_n": grad_h_n, "grad_c_n": grad_c_n}, saved)
         found = Shared(lambda: self._back(arriving, last, saved), xp)
 
@@ -515,7 +515,7 @@ class TimeParallel:
             return tuple(xp.stack(arrays) for arrays in zip(*(run.initial for run in found()), strict=True))
 
         return NamedGradients(
-            layer, gy, saved, lambda: self._turned(self._input_grad(0, found()[0])),
+            layer, gy, saved, lambda: self._swap_batch_time(self._input_grad(0, found()[0])),
             lambda: self._summed(found(), saved.runs),
             names=("h0", "c0")[: len(layer.cell.states)], more=at_initial,
         )  # fmt: skip
@@ -543,11 +543,11 @@ class TimeParallel:
         found: list[RunGradients] = []
         sent: list[Handle] = []
         for number in reversed(range(self.layer.num_layers)):
-            tape, known = saved.runs[number], None if last is None else last[number]
+            run, known = saved.runs[number], None if last is None else last[number]
             if saved.way == "maps":
-                found.append(self._by_maps(number, tape, arriving, known, saved))
+                found.append(self._by_maps(number, run, arriving, known, saved))
             else:
-                found.append(self._by_vectors(number, tape, arriving, known, saved, sent))
+                found.append(self._by_vectors(number, run, arriving, known, saved, sent))
             if number:
                 arriving = self._input_grad(number, found[-1])
         for handle in sent:
@@ -555,44 +555,42 @@ class TimeParallel:
         return found[::-1]
 
     def _by_vectors(
-        self, number: int, tape: SavedRun, gy: Array | None, known: Array | None, saved: ShardSaved, sent: list[Handle]
+        self, number: int, run: SavedRun, gy: Array | None, known: Array | None, saved: ShardSaved, sent: list[Handle]
     ) -> RunGradients:
         """Go back when the gradient at the shard's end has arrived, and send the gradient at its beginning."""
         rank, incoming, cell = self.transport.rank, known, self.layer.cell
         if rank:
-            incoming = backend.namespace(tape.h).empty((len(tape.h0), self._size), dtype=tape.h.dtype)
+            incoming = backend.namespace(run.h).empty((len(run.h0), self._size), dtype=run.h.dtype)
             received = self.transport.irecv(incoming, rank - 1, self.layer.num_layers + number)
-            if isinstance(cell, GatedMath) and len(tape.x):
-                run = self._run_back(number, tape, gy, None, saved)  # while the rank waits for the gradient
+            if isinstance(cell, GatedMath) and len(run.x):
+                grads = self._run_back(number, run, gy, None, saved)  # while the rank waits for the gradient
                 received.wait()
-                run = cell.resume_back(_kernels(tape), tape, gy, incoming, run)
+                grads = cell.resume_back(_kernels(run), run, gy, incoming, grads)
             else:
                 received.wait()
-                run = self._run_back(number, tape, gy, incoming, saved)
+                grads = self._run_back(number, run, gy, incoming, saved)
         else:
-            run = self._run_back(number, tape, gy, incoming, saved)
+            grads = self._run_back(number, run, gy, incoming, saved)
         if rank != self._last:
-            sent.append(self.transport.isend(joined(run.initial), rank + 1, self.layer.num_layers + number))
-        return run
+            sent.append(self.transport.isend(joined(grads.initial), rank + 1, self.layer.num_layers + number))
+        return grads
 
     def _by_maps(
-        self, number: int, tape: SavedRun, gy: Array | None, known: Array | None, saved: ShardSaved
+        self, number: int, run: SavedRun, gy: Array | None, known: Array | None, saved: ShardSaved
     ) -> RunGradients:
         """Reduce the shard, and go back through it with the scanned map of all ranks before it."""
-        rank, xp = self.transport.rank, backend.namespace(tape.h)
+        rank, xp = self.transport.rank, backend.namespace(run.h)
         if rank == 0:
-            run = self._run_back(number, tape, gy, known, saved)
-            self._scan(algorithms.constant(joined(run.initial)))
-            return run
+            grads = self._run_back(number, run, gy, known, saved)
+            self._scan(algorithms.constant(joined(grads.initial)))
+            return grads
         size = self._size
-        own = xp.zeros((len(tape.h0), size + 1, size), dtype=tape.h.dtype)  # the last rank's: nobody needs it
+        own = xp.zeros((len(run.h0), size + 1, size), dtype=run.h.dtype)  # the last rank's: nobody needs it
         if rank != self._last:
             cell, w_hh = self.layer.cell, self._weights(number).weight_hh
-            if len(tape.x):
-                own = cell.reduced(_kernels(tape), tape, w_hh, gy, saved.chunks)
-            else:
-                own = algorithms.identity(own)
-        return self._run_back(number, tape, gy, xp.ascontiguousarray(self._scan(own)[:, size]), saved)
+            k, empty = _kernels(run), len(run.x) == 0
+            own = algorithms.identity(own) if empty else cell.reduced(k, run, w_hh, gy, saved.chunks)
+        return self._run_back(number, run, gy, xp.ascontiguousarray(self._scan(own)[:, size]), saved)
 
     def _scan(self, own: Array) -> Array:
         """Return the map of all ranks before this one: a constant, as rank 0's is."""
@@ -605,15 +603,15 @@ class TimeParallel:
         return own if found is None else found.reshape(shape)
 
     def _run_back(
-        self, number: int, tape: SavedRun, gy: Array | None, incoming: Array | None, saved: ShardSaved
+        self, number: int, run: SavedRun, gy: Array | None, incoming: Array | None, saved: ShardSaved
     ) -> RunGradients:
-        layer, xp = self.layer, backend.namespace(tape.h)
+        layer, xp = self.layer, backend.namespace(run.h)
         if incoming is None:
-            incoming = xp.zeros((len(tape.h0), self._size), dtype=tape.h.dtype)
-        last = tuple(xp.ascontiguousarray(part) for part in split(incoming, len(tape.states)))
+            incoming = xp.zeros((len(run.h0), self._size), dtype=run.h.dtype)
+        last = tuple(xp.ascontiguousarray(part) for part in split(incoming, len(run.states)))
         weights = self._weights(number)
         return runs.backward(
-            _kernels(tape), layer.cell, tape, weights, gy, last, choice=saved.inner, options=layer.options
+            _kernels(run), layer.cell, run, weights, gy, last, choice=saved.inner, options=layer.options
         )
 
     def _input_grad(self, number: int, grads: RunGradients) -> Array:
@@ -621,22 +619,22 @@ class TimeParallel:
 
     def _summed(self, found: list[RunGradients], saved: list[SavedRun]) -> dict[str, Array]:
         """Return the gradients of all weights, summed over the ranks in one call."""
-        params, grads = self.layer.params, dict[str, Array]()
-        for number, (run, tape) in enumerate(zip(found, saved, strict=True)):
-            weights = runs.weight_grad(_kernels(tape), self.layer.cell, run, tape, self._weights(number))
-            grads |= weights.named(f"_l{number}")
-        xp = backend.namespace(*grads.values())
-        flat = xp.concatenate([grads[name].reshape(-1) for name in params])
+        params, named = self.layer.params, dict[str, Array]()
+        for number, (grads, run) in enumerate(zip(found, saved, strict=True)):
+            weights = runs.weight_grad(_kernels(run), self.layer.cell, grads, run, self._weights(number))
+            named |= weights.named(f"_l{number}")
+        xp = backend.namespace(*named.values())
+        flat = xp.concatenate([named[name].reshape(-1) for name in params])
         self.transport.allreduce(flat).wait()
         parts = xp.split(flat, list(accumulate(array.size for array in params.values()))[:-1])
         return {name: part.reshape(array.shape) for (name, array), part in zip(params.items(), parts, strict=True)}
 
     # ---- the rest ------------------------------------------------------------------------------------------------
 
-    def _turned(self, array: Array) -> Array:
+    def _swap_batch_time(self, array: Array) -> Array:
         """Return an array (T, B, n) from one in the layer's order of axes, or the other way round."""
-        turned = array.transpose(1, 0, 2) if self.layer.batch_first else array
-        return backend.namespace(array).ascontiguousarray(turned)
+        swapped = array.transpose(1, 0, 2) if self.layer.batch_first else array
+        return backend.namespace(array).ascontiguousarray(swapped)
 
     def backward_arrays(self) -> list[Array]:
         """Return the arrays that the way back reads in addition to the saved ones: the layer's parameters."""

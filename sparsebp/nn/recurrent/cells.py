@@ -103,11 +103,13 @@ class CellMath(abc.ABC):
         return kernels.get(xp).sums_inside(self.gates, self.columns, saved.h.shape, shape[2], dtype.itemsize, chunks)
 
     def summed_back(
-        self, k: Kernels, saved: SavedRun, weights: Weights, gy: Array | None, last: GivenState, chunks: int, keep: bool
-    ) -> RunGradients:
+        self, xp: ModuleType, k: Kernels, saved: SavedRun, weights: Weights, gy: Array | None, last: GivenState,
+        chunks: int, keep: bool,
+    ) -> RunGradients:  # fmt: skip
         """Return the gradients at the weights, summed on the way, and at the initial state; `keep`: ga as well."""
-        xp, h0 = backend.namespace(saved.h0), saved.h0
-        grads = Weights(*[None if a is None else xp.empty(a.shape, a.dtype) for a in weights])
+        h0, (w_ih, w_hh, b_ih, b_hh, _) = saved.h0, weights
+        biases = [None if bias is None else xp.empty(len(bias), bias.dtype) for bias in (b_ih, b_hh)]
+        grads = Weights(xp.empty(w_ih.shape, w_ih.dtype), xp.empty(w_hh.shape, w_hh.dtype), *biases)
         ga = empty(xp, (*saved.h.shape[:2], self.columns * h0.shape[1]), h0.dtype) if keep else None
         initial = tuple(map(xp.empty, [h0.shape] * len(self.states), [h0.dtype] * len(self.states)))
         sums = WeightSums(saved.x, saved.h_prev, *grads[:4])

@@ -115,8 +115,9 @@ class GatedMath(CellMath):
         kernels.on_host().gated_backward(saved.x, p, states, gh, self.nonlinearity, carried, ga, grads, through)
 
     def summed_back(
-        self, k: Kernels, saved: SavedRun, weights: Weights, gy: Array | None, last: GivenState, chunks: int, keep: bool
-    ) -> RunGradients:
+        self, xp: ModuleType, k: Kernels, saved: SavedRun, weights: Weights, gy: Array | None, last: GivenState,
+        chunks: int, keep: bool,
+    ) -> RunGradients:  # fmt: skip
         """Return the gradients at the weights and the initial state; `keep` stores the one at x as well."""
         w, bias, carried = weights.weight_ih, weights.bias_ih, np.empty_like(saved.h0)
         grads = np.empty_like(w), None if bias is None else np.empty_like(bias)

@@ -16,7 +16,16 @@ from sparsebp.nn.gradients import Gradients, NamedGradients, is_tied, without_pr
 from sparsebp.nn.layer import turned
 from sparsebp.nn.recurrent import runs
 from sparsebp.nn.recurrent.lengths import reverse_time
-from sparsebp.nn.recurrent.saved import GivenState, Need, RecurrentSaved, RunGradients, State, suffix, weight_names
+from sparsebp.nn.recurrent.saved import (
+    GivenState,
+    Need,
+    RecurrentSaved,
+    RunGradients,
+    State,
+    Weights,
+    suffix,
+    weight_names,
+)
 
 
 class RecurrentGradients(NamedGradients):
@@ -50,10 +59,13 @@ class RecurrentGradients(NamedGradients):
         """Return the gradients of the parameters, by name."""
         rnn, named = self.layer, {}
         with self._lock:
-            layers = [self._back(layer, "weights") for layer in reversed(range(rnn.num_layers))]
-            found = [(one, one.weights) for layer in reversed(layers) for one in layer]
-            for one, _ in found:
-                one.weights = None  # the caller may write to them
+            for layer in reversed(range(rnn.num_layers)):
+                self._back(layer, "weights")
+            found: list[tuple[RunGradients, Weights | None]] = []
+            for layer in range(rnn.num_layers):
+                for one in self._layers[layer]:
+                    found.append((one, one.weights))
+                    one.weights = None  # the caller may write to them
         for run, (one, sums) in enumerate(found):
             if sums is None:
                 grads = runs.weight_grad(self._k, rnn.cell, one, self.saved.runs[run], rnn._weights(run))
@@ -92,13 +104,13 @@ class RecurrentGradients(NamedGradients):
         want: runs.Want = "both" if rnn.cell.diagonal or (layer == 0 and self._xp is np) else "input"
         if layer == 0 and need == "weights":
             want = "weights"
-        self._layers[layer] = found = [
-            runs.backward(
+        found = []
+        for run in range(layer * rnn.directions, (layer + 1) * rnn.directions):
+            found.append(runs.backward(
                 self._k, rnn.cell, saved.runs[run], rnn._weights(run), *self._arriving_at(run, gy), want,
                 saved.backward_choice, rnn.options,
-            )
-            for run in rnn._runs(layer)
-        ]  # fmt: skip
+            ))  # fmt: skip
+        self._layers[layer] = found
         if self._xp is not np:
             self._mark = backend.record(self._xp)
         return found

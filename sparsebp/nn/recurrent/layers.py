@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from types import ModuleType
 from typing import Any, ClassVar, TypedDict, Unpack
 
@@ -210,7 +211,7 @@ class Recurrent(Layer):
             saved.masks.append(mask)
             y = self._forward_layer(xp, layer, y, initial, saved, packed, ends)
         if len(ends) == 1:
-            saved.last = tuple([end[None] for end in ends[0]])
+            saved.last = tuple(map(itemgetter(None), ends[0]))
         else:
             saved.last = tuple([xp.stack(arrays) for arrays in zip(*ends, strict=True)])
         if carried is not None:

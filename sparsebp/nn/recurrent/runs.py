@@ -185,7 +185,7 @@ def backward(
         algorithm = cast(ScanAlgorithm, choice.algorithm)
         return _scan_back(xp, k, cell, saved, weights.weight_hh, gy, at_last, algorithm, options)
     if want != "input" and not saved.segments and cell.sums_inside(xp, saved, choice.chunks):
-        return cell.summed_back(k, saved, weights, gy, at_last, choice.chunks, want == "both")
+        return cell.summed_back(xp, k, saved, weights, gy, at_last, choice.chunks, want == "both")
     grads = _empty_gradients(xp, cell, saved)
     if saved.segments:
         _segments_back(xp, k, cell, saved, weights.weight_hh, gy, at_last, grads)

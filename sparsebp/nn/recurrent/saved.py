@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -44,14 +44,12 @@ class SavedRun:
             batch = segments[0].batch
             self.h0, self.h, self.c0, self.c = h[:batch, 0], h[batch:], c[:batch, 0], c[batch:]
         else:
-            self.h0, self.h, self.c0, self.c = h[0], h[1:], c[0], c[1:]
+            self.h0, self.h, self.c0, self.c, self.h_prev = h[0], h[1:], c[0], c[1:], h[:-1]
             self.last = tuple(map(_LAST, states))
 
-    @property
+    @cached_property
     def h_prev(self) -> Array:
         """The h before each step (T, B, H)."""
-        if not self.segments:
-            return self.states[0][:-1]
         before = backend.empty(backend.namespace(self.h), self.h.shape, self.h.dtype)
         for number, cut in enumerate(self.segments):
             second, end = cut.first + cut.batch, cut.first + cut.steps * cut.batch
