@@ -100,16 +100,21 @@ class RecurrentGradients(NamedGradients):
             above = self._back(layer + 1, "input")
             gy = self._at_input(layer + 1, above, _take_stored(above))
         # The first layer's kernels may sum the gradients of its weights, and a diagonal cell's in all layers. If the
-        # gradient at x is asked for first, only the host does so, and stores ga, or the one at x, as well.
-        want: runs.Want = "both" if rnn.cell.diagonal or (layer == 0 and self._xp is np) else "input"
+        # gradient at x is asked for first, only the host does so, and stores ga, or the one at x, as well; if it is
+        # asked for afterwards, ga alone.
+        first = found is None and layer == 0 and self._xp is np
+        want: runs.Want = "both" if rnn.cell.diagonal or first else "input"
         if layer == 0 and need == "weights":
             want = "weights"
-        found = []
+        before, found = found, []
         for run in range(layer * rnn.directions, (layer + 1) * rnn.directions):
             found.append(runs.backward(
                 self._k, rnn.cell, saved.runs[run], rnn._weights(run), *self._arriving_at(run, gy), want,
                 saved.backward_choice, rnn.options,
             ))  # fmt: skip
+        if before is not None and before[0].summed:
+            for one in found:
+                one.summed = True  # the same bits, if the weights are asked for again
         self._layers[layer] = found
         if self._xp is not np:
             self._mark = backend.record(self._xp)
