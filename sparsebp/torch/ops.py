@@ -179,6 +179,14 @@ def by_step(rows: Array, segments: Segments, start: State) -> Array:
     return rows.reshape(count // batch if batch else 0, batch, width)
 
 
+def saved_run(rows: Array, segments: Segments, states: State, gates: Array | None, start: State) -> SavedRun:
+    """Return a run from its rows: x (N, I), states (B + N, H), gates (N, 4H)."""
+    x, gates = by_step(rows, segments, start), None if gates is None else by_step(gates, segments, start)
+    if len(segments) > 1:
+        return SavedRun(x, tuple([part[:, None] for part in states]), gates, segments)
+    return SavedRun(x, tuple([part.reshape(len(x) + 1, *start[0].shape) for part in states]), gates)
+
+
 def backward(
     kind: str, saved: SavedRun, weights: Weights, gy: Array | None, at_last: tuple[Array | None, ...], for_input: bool,
     for_weights: bool,
@@ -380,11 +388,7 @@ def compute_run_back(
             at_y, at_last = _array(_pad_gradients(padding, gy, grad_h_n)), (None, _array(grad_c_n))
             h, c, gates = _pad_kept(kind, padding, h, c, gates)
         states = (to_array(h),) if c0 is None else (to_array(h), to_array(c))
-        saved = SavedRun(
-            by_step(rows, segments, start), tuple([by_step(part, segments, start) for part in states]),
-            by_step(to_array(gates), segments, start) if CELLS[kind].kept else None,
-            segments if len(segments) > 1 else (),
-        )  # fmt: skip
+        saved = saved_run(rows, segments, states, to_array(gates) if CELLS[kind].kept else None, start)
         at_h = None if at_y is None else by_step(at_y, segments, start)
         found = backward(kind, saved, weights_of_run, at_h, at_last[: len(start)], for_input, for_weights)
         at_x = reorder(found.x) if padding is None and found.x is not None else found.x

@@ -25,7 +25,7 @@ from sparsebp.core.errors import MemoryLimitError
 from sparsebp.nn.dense import product, project, short_products, transposed_product
 from sparsebp.nn.recurrent.cells import CellMath
 from sparsebp.nn.recurrent.lengths import Segments
-from sparsebp.nn.recurrent.saved import GivenState, RunGradients, SavedRun, State, Weights, split
+from sparsebp.nn.recurrent.saved import GivenState, RunGradients, SavedRun, SegmentRun, State, Weights, split
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.rules import HOST_CHOICE, Choice, choose_recurrent_backward
 
@@ -125,7 +125,7 @@ def _run_segments(
         )  # fmt: skip
         return
     for number, cut in enumerate(segments):
-        part = saved.segment(number)
+        part = SegmentRun(saved, number)
         cell.run(k, cut.of(inputs), weights, part, *projection)
         for last, states in zip(saved.last, (part.h, part.c), strict=False):
             backend.copy(last[: cut.batch], states[-1])
@@ -149,15 +149,15 @@ def infer(
         saved = forward(k, cell, x, weights, initial, segments)
         return saved.h, saved.last
     (steps, batch, _), hidden = x.shape, weights.weight_hh.shape[1]
+    h, shape = empty(xp, (steps, batch, hidden), x.dtype), (segments[0].batch if segments else batch, hidden)
+    of_host = kernels.on_host()
     start = tuple([
-        np.zeros((segments[0].batch if segments else batch, hidden), x.dtype) if array is None
-        else np.ascontiguousarray(array) for array in initial or (None,) * len(cell.states)
+        np.zeros(shape, x.dtype) if array is None else np.array(array, order="C")
+        for array in initial or (None,) * len(cell.states)
     ])  # fmt: skip
-    h, of_host = empty(xp, (steps, batch, hidden), x.dtype), kernels.on_host()
     if segments:
-        last = tuple([array.copy() for array in start])
-        of_host.inference.infer_segments(cell.kind, segments, x[:, 0], *weights[:4], last, h[:, 0])
-        return h, last
+        of_host.inference.infer_segments(cell.kind, segments, x[:, 0], *weights[:4], start, h[:, 0])
+        return h, start
     ends = tuple([np.empty_like(array) for array in start[1:]])
     of_host.infer(cell.kind, x, *weights[:4], start, h, *ends)
     return h, (h[-1], *ends)
@@ -243,7 +243,7 @@ def _segments_back(
         here = tuple([part[: cut.batch] for part in grads.initial])
         out = tuple([xp.empty_like(part) for part in here])
         gy_here = None if gy is None else cut.of(gy)
-        cell.run_back(k, saved.segment(number), w_hh, gy_here, here, chunks[number], cut.of(ga), out)
+        cell.run_back(k, SegmentRun(saved, number), w_hh, gy_here, here, chunks[number], cut.of(ga), out)
         for part, left in zip(here, out, strict=True):
             backend.copy(part, left)
 

@@ -53,13 +53,15 @@ class SavedRun:
         before = backend.empty(backend.namespace(self.h), self.h.shape, self.h.dtype)
         for number, cut in enumerate(self.segments):
             second, end = cut.first + cut.batch, cut.first + cut.steps * cut.batch
-            backend.copy(before[cut.first : second, 0], self.segment(number).h0)
+            backend.copy(before[cut.first : second], self.states[0][self.before(number)])
             backend.copy(before[second:end], self.h[cut.first : end - cut.batch])
         return before
 
-    def segment(self, number: int) -> SegmentRun:
-        """Return the run over a segment alone."""
-        return SegmentRun(self, number)
+    def before(self, number: int) -> slice:
+        """Return where the states before a segment's first step stand: in the last step of the segment before."""
+        first, _, batch = self.segments[number]
+        begin = first + self.segments[0].batch - self.segments[number - 1].batch if number else 0
+        return slice(begin, begin + batch)
 
     def arrays(self) -> list[Array]:
         """Return inputs, states and gates."""
@@ -70,12 +72,9 @@ class SegmentRun(SavedRun):
     """A segment of a run, (steps, samples, …): views, without `states`, since more samples may have ended before it."""
 
     def __init__(self, run: SavedRun, number: int) -> None:
-        cut, first = run.segments[number], run.segments[0].batch
+        cut, before = run.segments[number], run.before(number)
         self.x, self.gates = cut.of(run.x), None if run.gates is None else cut.of(run.gates)
-        # the states of all samples before the first segment are as many rows as those of any other segment's last step
-        begin = first + cut.first - run.segments[number - 1].batch if number else 0
-        before = slice(begin, begin + cut.batch)
-        self.h0, self.c0 = (states[before, 0] for states in (run.states[0], run.states[-1]))
+        self.h0, self.c0 = run.states[0][before, 0], run.states[-1][before, 0]
         self.h, self.c = cut.of(run.h), cut.of(run.c)
 
 
