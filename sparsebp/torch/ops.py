@@ -169,7 +169,7 @@ def infer(kind: str, x: Array, segments: Segments, start: State, weights: Weight
     cell, packed = CELLS[kind], segments if len(segments) > 1 else ()
     k = kernels.get(backend.namespace(x))
     h, last = runs.infer(k, cell, by_step(x, segments, start), weights, start, packed)
-    return h.reshape(len(x), -1), last if packed else tuple([part.copy() for part in last])
+    return _rows(h), last if packed else tuple([part.copy() for part in last])
 
 
 def by_step(rows: Array, segments: Segments, start: State) -> Array:

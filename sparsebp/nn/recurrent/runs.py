@@ -157,10 +157,11 @@ def infer(
     ])  # fmt: skip
     if segments:
         of_host.inference.infer_segments(cell.kind, segments, x[:, 0], *weights[:4], start, h[:, 0])
-        return h, start
-    ends = tuple([np.empty_like(array) for array in start[1:]])
-    of_host.infer(cell.kind, x, *weights[:4], start, h, *ends)
-    return h, (h[-1], *ends)
+    elif steps:
+        ends = tuple([np.empty_like(array) for array in start[1:]])
+        of_host.infer(cell.kind, x, *weights[:4], start, h, *ends)
+        return h, (h[-1], *ends)
+    return h, start
 
 
 # Backward.
