@@ -471,7 +471,7 @@ def time_parallel_on_ranks(transport: Transport, cell: str, length: int, batch: 
         began = meet(transport)
         if mine is not None:
             y, saved = model.forward(mine)
-            kept[side] = sum(array.nbytes for tape in saved.tapes for array in tape.arrays())
+            kept[side] = sum(array.nbytes for run in saved.runs for array in run.arrays())
         middle = meet(transport)
         if mine is not None:
             g = model.gradients(y * np.float32(1 / length), saved)

@@ -19,7 +19,7 @@ from benchmarks import harness
 from benchmarks.harness import Benchmark, Overview, Result, Row, Run, columns, fits, refuse_difference, with_threads
 from benchmarks.workloads import SequenceWorkload, TorchTwin, chunk_count
 from sparsebp.core import host_pool, timing
-from sparsebp.nn.bptt import _scan_plan
+from sparsebp.nn.recurrent.runs import _scan_plan
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan import plan_scan
 from sparsebp.scan.algorithms import level_counts

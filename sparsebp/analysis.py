@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from sparsebp import kernels
 from sparsebp.core import backend
 from sparsebp.core.check import Array, Seed, check_choice, check_generator, check_integer
 from sparsebp.core.errors import DTypeError, MemoryLimitError, NonFiniteError, OptionError, ShapeError
@@ -22,8 +23,10 @@ from sparsebp.core.locks import cached_property
 from sparsebp.jacobians import TransposedJacobian
 from sparsebp.jacobians.jacobian import DEFAULT_MEMORY_LIMIT
 from sparsebp.nn import Layer, SequenceClassifier, Sequential
-from sparsebp.nn.cells import CellMath, Tape, Weights
-from sparsebp.nn.recurrent import Recurrent
+from sparsebp.nn.recurrent.cells import CellMath
+from sparsebp.nn.recurrent.jacobian import state_jacobians
+from sparsebp.nn.recurrent.layers import Recurrent
+from sparsebp.nn.recurrent.saved import SavedRun, Weights
 from sparsebp.nn.sequential import is_group
 from sparsebp.patterns import SparsityPattern
 
@@ -110,16 +113,17 @@ class SteppedRun:
             states = _drawn(recurrent, inputs, h0) if isinstance(h0, np.random.Generator) else h0
             _, saved = recurrent.forward(inputs, states)
         self._cell: CellMath = recurrent.cell
-        self._tape: Tape = saved.tapes[run]
+        self._run: SavedRun = saved.runs[run]
+        self._k: Any = kernels.get(backend.namespace(self._run.h)).unchecked
         self._weights = Weights.of(recurrent.params, f"_l{layer}" + "_reverse" * direction)
-        self.steps, self.batch, _ = self._tape.h.shape
-        self.itemsize = self._tape.h.dtype.itemsize
+        self.steps, self.batch, _ = self._run.h.shape
+        self.itemsize = self._run.h.dtype.itemsize
         _, pattern = self.values(0, 1)
         self.size, self.values_a_step = pattern.shape[0], pattern.nnz
 
     def values(self, begin: int, end: int) -> tuple[Array, SparsityPattern]:
         """Return the transposed Jacobians of steps `begin` to `end` (exclusive), (t, nnz, B), and their pattern."""
-        return self._cell.state_jacobians(_part(self._tape, begin, end), self._weights)
+        return state_jacobians(self._k, self._cell, _part(self._run, begin, end), self._weights)
 
     def parts(self, backwards: bool = False) -> Iterator[np.ndarray]:
         """Yield float64 host Jacobians (t, B, n, n) of a few steps at a time, in time order, or the last part first."""
@@ -229,18 +233,18 @@ def _evaluating(model: Layer) -> Iterator[None]:
             layer.training = mode
 
 
-def _part(tape: Tape, begin: int, end: int) -> Tape:
+def _part(saved: SavedRun, begin: int, end: int) -> SavedRun:
     """Return views of steps `begin` to `end` (exclusive) of a run, with the state before them if it is kept."""
-    steps = len(tape.x)
+    steps = len(saved.x)
 
     def cut(value: Any) -> Any:
-        if value is None or isinstance(value, Tape):
+        if value is None or isinstance(value, SavedRun):
             return value if value is None else _part(value, begin, end)
         if isinstance(value, tuple):
             return tuple(map(cut, value))
         return value[begin : end + len(value) - steps]
 
-    return Tape(*map(cut, (tape.x, tape.states, tape.gates, tape.core)))
+    return SavedRun(cut(saved.x), cut(saved.states), cut(saved.gates), inner=cut(saved.inner))
 
 
 def _stacked(values: Array, pattern: SparsityPattern) -> Array:

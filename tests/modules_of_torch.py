@@ -14,7 +14,7 @@ import torch
 from sparsebp import nn
 from sparsebp.core.errors import SparseBPError
 from sparsebp.nn.loss import Loss
-from sparsebp.nn.stream import RecurrentCell
+from sparsebp.nn.recurrent.cell_layers import RecurrentCell
 from torch_cases import load
 
 CLOSE = {torch.float64: {"rtol": 1e-9, "atol": 1e-10}, torch.float32: {"rtol": 3e-4, "atol": 3e-5}}

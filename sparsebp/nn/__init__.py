@@ -32,12 +32,12 @@ from sparsebp.nn.attention import (
 )
 from sparsebp.nn.basic import Dropout, Dropout2d, Flatten, Identity, Unflatten, ZeroPad2d
 from sparsebp.nn.branches import Concat, Residual, Sum
+from sparsebp.nn.classifier import SequenceClassifier
 from sparsebp.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from sparsebp.nn.gradients import Back, Gradients
 from sparsebp.nn.init import draw_rows
 from sparsebp.nn.layer import Layer
 from sparsebp.nn.linear import Linear
-from sparsebp.nn.linear_recurrent import LRU, MinGRU, MinLSTM
 from sparsebp.nn.loss import (
     BCEWithLogitsLoss,
     CrossEntropyLoss,
@@ -77,10 +77,13 @@ from sparsebp.nn.pool import (
     MaxPool3d,
 )
 from sparsebp.nn.pruning import PruneReport, prune
-from sparsebp.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell, SequenceClassifier
-from sparsebp.nn.selective import SelectiveScan
+from sparsebp.nn.recurrent.carried import CarriedState
+from sparsebp.nn.recurrent.cell_layers import GRUCell, LSTMCell, RNNCell
+from sparsebp.nn.recurrent.gated import MinGRU, MinLSTM
+from sparsebp.nn.recurrent.layers import GRU, LSTM, RNN
+from sparsebp.nn.recurrent.lru import LRU
+from sparsebp.nn.recurrent.selective import SelectiveScan
 from sparsebp.nn.sequential import Sequential, Stage
-from sparsebp.nn.stream import CarriedState
 from sparsebp.nn.upsample import Upsample
 
 __all__ = [

@@ -26,13 +26,13 @@ from sparsebp.core.check import (
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.nn.activation import GELU, ReLU
 from sparsebp.nn.basic import Dropout, dropout_mask, identity_jacobian_t
-from sparsebp.nn.cells import Lengths, parse_lengths
 from sparsebp.nn.gradients import Gradients, NamedGradients, Shared, gradients_of
 from sparsebp.nn.layer import Layer, batch_first_axes, check_gy, check_input, input_grad_work
 from sparsebp.nn.linear import Linear
 from sparsebp.nn.norm import LayerNorm
 from sparsebp.nn.parameters import full, normal, parameter_dtype, uniform
 from sparsebp.nn.pool import Lone
+from sparsebp.nn.recurrent.lengths import Lengths, parse_lengths
 from sparsebp.nn.work import Work, total_work
 
 # Attention scores: masks, as torch.nn takes them, and softmax.

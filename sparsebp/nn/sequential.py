@@ -20,9 +20,9 @@ from sparsebp.core.check import Array, Backward, ScanAlgorithm, check_scan_optio
 from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.core.shortcuts import batch_axes_of, belongs, forward_of, is_lone, may_be_lone
 from sparsebp.nn import fused
-from sparsebp.nn.bptt import BackwardOptions
 from sparsebp.nn.gradients import Gradients, Shared, gradients_of
 from sparsebp.nn.layer import Layer, check_gy, check_layer, dotted, inherits_coupling, input_grad_work, may_couple
+from sparsebp.nn.recurrent.runs import BackwardOptions
 from sparsebp.nn.work import Work, total_work
 
 # ``backward="auto"`` of a chain: layer by layer, or a scan, by a rule over shapes and masks alone.

@@ -14,8 +14,8 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.nn.cells import parse_lengths
 from sparsebp.nn.loss import ClassLoss
+from sparsebp.nn.recurrent.lengths import parse_lengths
 from sparsebp.nn.sequential import is_group, taking_lengths
 
 

@@ -20,9 +20,9 @@ from sparsebp.core.shortcuts import belongs, forward_of
 from sparsebp.nn import fused
 from sparsebp.nn.gradients import Gradients, gradients_of
 from sparsebp.nn.loss import check_mean, count_of, summed
+from sparsebp.nn.recurrent.carried import CarriedState
 from sparsebp.nn.sequential import taking_lengths
 from sparsebp.nn.steps import OutputSteps, ValidSteps, class_steps, output_steps
-from sparsebp.nn.stream import CarriedState
 from sparsebp.optim.optimizer import clip_grad_norm, clip_on_device, square_sums, squared_norms, total_norm
 from sparsebp.schedule import Kind
 

@@ -26,11 +26,13 @@ from sparsebp.core.check import Array, check_choice, check_integer, check_sequen
 from sparsebp.core.errors import OptionError, PatternError, ShapeError
 from sparsebp.core.machine import machine
 from sparsebp.core.shortcuts import METHODS, belongs
-from sparsebp.nn.bptt import run_backward
-from sparsebp.nn.cells import RunGradients, State, Tape, Weights, joined, split
 from sparsebp.nn.gradients import Back, NamedGradients, Shared
 from sparsebp.nn.layer import check_gy, check_input
-from sparsebp.nn.recurrent import Recurrent, choose, pair
+from sparsebp.nn.recurrent import runs
+from sparsebp.nn.recurrent.gated import GatedMath
+from sparsebp.nn.recurrent.layers import Recurrent
+from sparsebp.nn.recurrent.runs import choose
+from sparsebp.nn.recurrent.saved import RunGradients, SavedRun, State, Weights, joined, pair, split
 from sparsebp.patterns import SparsityPattern
 from sparsebp.runtime.agreement import check_same, checksums
 from sparsebp.scan import algorithms, plan_scan
@@ -247,17 +249,17 @@ class ShardSaved:
     reason: str
     inner: Any  # the `scan.Choice` of how the rank goes back through its own steps
     chunks: int  # into which it cuts them for the reduction
-    tapes: list[Tape]  # one run per layer, without steps if the shard is empty
+    runs: list[SavedRun]  # one run per layer, without steps if the shard is empty
 
     @property
     def h_n(self) -> Array:
         """The h (num_layers, B, H) at the end of the rank's shard."""
-        return self.last[..., : self.tapes[0].h.shape[2]]
+        return self.last[..., : self.runs[0].h.shape[2]]
 
     @property
     def c_n(self) -> Array:
         """An LSTM's c there."""
-        return self.last[..., self.tapes[0].h.shape[2] :]
+        return self.last[..., self.runs[0].h.shape[2] :]
 
 
 class Stretch(NamedTuple):
@@ -395,11 +397,11 @@ class TimeParallel:
             raise OptionError("Dropout between layers draws on each rank by itself", expected="dropout=0",
                               got=layer.dropout, remedy="Turn it off, or call layer.eval()")  # fmt: skip
         xp = check_input(x, dtype=weight.dtype, shape=(None, None, layer.input_size), like=weight)
-        inputs = self._turned(x)
+        inputs = self._swap_batch_time(x)
         steps, batch, _ = inputs.shape
         if batch == 0:
             raise ShapeError("x is empty", expected="at least one sample", got=x.shape, remedy="Skip empty batches")
-        states = self._initial(h0, batch, xp)
+        states, k = self._initial(h0, batch, xp), kernels.get(xp).unchecked
         saved = self._plan(steps, batch, xp)
         received = [
             None if self.transport.rank == self._last
@@ -408,23 +410,23 @@ class TimeParallel:
         ]  # fmt: skip
         sent: list[Handle] = []
         for number, handle in enumerate(received):
-            finish = self._begin(inputs, self._weights(number))  # the projection, which waits for no state
-            if handle is not None and layer.cell.diagonal and steps:
-                tape = finish(xp.zeros_like(states[number]))  # while the rank waits for the state
+            finish = self._begin(k, inputs, self._weights(number))  # the projection, which waits for no state
+            if handle is not None and isinstance(layer.cell, GatedMath) and steps:
+                run = finish(xp.zeros_like(states[number]))  # while the rank waits for the state
                 handle.wait()
-                layer.cell.resume(kernels.get(xp).unchecked, tape, states[number])
+                layer.cell.resume(k, run, states[number])
             else:
                 if handle is not None:
                     handle.wait()
-                tape = finish(states[number])
-            saved.tapes.append(tape)
-            saved.last[number] = joined(tape.ends(None))
+                run = finish(states[number])
+            saved.runs.append(run)
+            saved.last[number] = joined(run.last)
             if self.transport.rank:
                 sent.append(self.transport.isend(saved.last[number], self.transport.rank - 1, number))
-            inputs = tape.h
+            inputs = run.h
         for handle in sent:
             handle.wait()
-        return self._turned(inputs), saved
+        return self._swap_batch_time(inputs), saved
 
     def _initial(self, h0: Any, batch: int, xp: ModuleType) -> Array:
         """Return the states before the rank's shard, which only the last rank knows."""
@@ -444,13 +446,10 @@ class TimeParallel:
         """Values of a state."""
         return len(self.layer.cell.states) * self.layer.hidden_size
 
-    def _begin(self, x: Array, weights: Weights) -> Callable[[Array], Tape]:
-        parts = len(self.layer.cell.states)
-        if len(x) == 0:
-            return lambda state: Tape(x, tuple(part[None].copy() for part in split(state, parts)))
-        cell, k = self.layer.cell, kernels.get(backend.namespace(x))
-        begun = cell.begin(k, x, weights)
-        return lambda state: cell.finish(k, weights, *begun, split(state, parts))
+    def _begin(self, k: Any, x: Array, weights: Weights) -> Callable[[Array], SavedRun]:
+        cell, parts = self.layer.cell, len(self.layer.cell.states)
+        begun = runs.begin(k, cell, x, weights)
+        return lambda state: runs.forward(k, cell, x, weights, split(state, parts), begun=begun)
 
     def _plan(self, steps: int, batch: int, xp: ModuleType) -> ShardSaved:
         """Agree with the other ranks on the way, and choose how to go back through the rank's own steps."""
@@ -506,18 +505,18 @@ class TimeParallel:
         xp = backend.namespace(like)
         arriving = gy
         if gy is not None:
-            steps, batch, width = saved.tapes[0].h.shape
+            steps, batch, width = saved.runs[0].h.shape
             check_gy(gy, (batch, steps, width) if layer.batch_first else (steps, batch, width), like.dtype, like)
-            arriving = self._turned(gy)
+            arriving = self._swap_batch_time(gy)
         last = self._checked_last({"grad_h_n": grad_h_n, "grad_c_n": grad_c_n}, saved)
-        runs = Shared(lambda: self._back(arriving, last, saved), xp)
+        found = Shared(lambda: self._back(arriving, last, saved), xp)
 
         def at_initial() -> State:
-            return tuple(xp.stack(arrays) for arrays in zip(*(run.initial for run in runs()), strict=True))
+            return tuple(xp.stack(arrays) for arrays in zip(*(run.initial for run in found()), strict=True))
 
         return NamedGradients(
-            layer, gy, saved, lambda: self._turned(self._input_grad(0, runs()[0].ga)),
-            lambda: self._summed(runs(), saved.tapes),
+            layer, gy, saved, lambda: self._swap_batch_time(self._input_grad(0, found()[0])),
+            lambda: self._summed(found(), saved.runs),
             names=("h0", "c0")[: len(layer.cell.states)], more=at_initial,
         )  # fmt: skip
 
@@ -544,53 +543,54 @@ class TimeParallel:
         found: list[RunGradients] = []
         sent: list[Handle] = []
         for number in reversed(range(self.layer.num_layers)):
-            tape, known = saved.tapes[number], None if last is None else last[number]
+            run, known = saved.runs[number], None if last is None else last[number]
             if saved.way == "maps":
-                found.append(self._by_maps(number, tape, arriving, known, saved))
+                found.append(self._by_maps(number, run, arriving, known, saved))
             else:
-                found.append(self._by_vectors(number, tape, arriving, known, saved, sent))
+                found.append(self._by_vectors(number, run, arriving, known, saved, sent))
             if number:
-                arriving = self._input_grad(number, found[-1].ga)
+                arriving = self._input_grad(number, found[-1])
         for handle in sent:
             handle.wait()
         return found[::-1]
 
     def _by_vectors(
-        self, number: int, tape: Tape, gy: Array | None, known: Array | None, saved: ShardSaved, sent: list[Handle]
+        self, number: int, run: SavedRun, gy: Array | None, known: Array | None, saved: ShardSaved, sent: list[Handle]
     ) -> RunGradients:
         """Go back when the gradient at the shard's end has arrived, and send the gradient at its beginning."""
         rank, incoming, cell = self.transport.rank, known, self.layer.cell
         if rank:
-            incoming = backend.namespace(tape.h).empty((len(tape.h0), self._size), dtype=tape.h.dtype)
+            incoming = backend.namespace(run.h).empty((len(run.h0), self._size), dtype=run.h.dtype)
             received = self.transport.irecv(incoming, rank - 1, self.layer.num_layers + number)
-            if cell.diagonal and len(tape.x):
-                run = self._run_back(number, tape, gy, None, saved)  # while the rank waits for the gradient
+            if isinstance(cell, GatedMath) and len(run.x):
+                grads = self._run_back(number, run, gy, None, saved)  # while the rank waits for the gradient
                 received.wait()
-                run = cell.resume_back(tape, gy, incoming, run)
+                grads = cell.resume_back(_kernels(run), run, gy, incoming, grads)
             else:
                 received.wait()
-                run = self._run_back(number, tape, gy, incoming, saved)
+                grads = self._run_back(number, run, gy, incoming, saved)
         else:
-            run = self._run_back(number, tape, gy, incoming, saved)
+            grads = self._run_back(number, run, gy, incoming, saved)
         if rank != self._last:
-            sent.append(self.transport.isend(joined(run.initial), rank + 1, self.layer.num_layers + number))
-        return run
+            sent.append(self.transport.isend(joined(grads.initial), rank + 1, self.layer.num_layers + number))
+        return grads
 
     def _by_maps(
-        self, number: int, tape: Tape, gy: Array | None, known: Array | None, saved: ShardSaved
+        self, number: int, run: SavedRun, gy: Array | None, known: Array | None, saved: ShardSaved
     ) -> RunGradients:
         """Reduce the shard, and go back through it with the scanned map of all ranks before it."""
-        rank, xp = self.transport.rank, backend.namespace(tape.h)
+        rank, xp = self.transport.rank, backend.namespace(run.h)
         if rank == 0:
-            run = self._run_back(number, tape, gy, known, saved)
-            self._scan(algorithms.constant(joined(run.initial)))
-            return run
+            grads = self._run_back(number, run, gy, known, saved)
+            self._scan(algorithms.constant(joined(grads.initial)))
+            return grads
         size = self._size
-        own = xp.zeros((len(tape.h0), size + 1, size), dtype=tape.h.dtype)  # the last rank's: nobody needs it
+        own = xp.zeros((len(run.h0), size + 1, size), dtype=run.h.dtype)  # the last rank's: nobody needs it
         if rank != self._last:
-            w_hh = self._weights(number).weight_hh
-            own = self.layer.cell.reduced(tape, w_hh, gy, saved.chunks) if len(tape.x) else algorithms.identity(own)
-        return self._run_back(number, tape, gy, xp.ascontiguousarray(self._scan(own)[:, size]), saved)
+            cell, w_hh = self.layer.cell, self._weights(number).weight_hh
+            k, empty = _kernels(run), len(run.x) == 0
+            own = algorithms.identity(own) if empty else cell.reduced(k, run, w_hh, gy, saved.chunks)
+        return self._run_back(number, run, gy, xp.ascontiguousarray(self._scan(own)[:, size]), saved)
 
     def _scan(self, own: Array) -> Array:
         """Return the map of all ranks before this one: a constant, as rank 0's is."""
@@ -603,38 +603,38 @@ class TimeParallel:
         return own if found is None else found.reshape(shape)
 
     def _run_back(
-        self, number: int, tape: Tape, gy: Array | None, incoming: Array | None, saved: ShardSaved
+        self, number: int, run: SavedRun, gy: Array | None, incoming: Array | None, saved: ShardSaved
     ) -> RunGradients:
-        layer, xp = self.layer, backend.namespace(tape.h)
+        layer, xp = self.layer, backend.namespace(run.h)
         if incoming is None:
-            incoming = xp.zeros((len(tape.h0), self._size), dtype=tape.h.dtype)
-        last = tuple(xp.ascontiguousarray(part) for part in split(incoming, len(tape.states)))
-        if len(tape.x) == 0:
-            return RunGradients(
-                xp.empty((0, len(tape.h0), layer.cell.columns * layer.hidden_size), incoming.dtype), last
-            )
-        return run_backward(layer.options, saved.inner, layer.cell, tape, self._weights(number), gy, last)
+            incoming = xp.zeros((len(run.h0), self._size), dtype=run.h.dtype)
+        last = tuple(xp.ascontiguousarray(part) for part in split(incoming, len(run.states)))
+        weights = self._weights(number)
+        return runs.backward(
+            _kernels(run), layer.cell, run, weights, gy, last, choice=saved.inner, options=layer.options
+        )
 
-    def _input_grad(self, number: int, ga: Array) -> Array:
-        return self.layer.cell.input_grad(ga, self._weights(number))
+    def _input_grad(self, number: int, grads: RunGradients) -> Array:
+        return runs.input_grad(self.layer.cell, grads, self._weights(number))
 
-    def _summed(self, runs: list[RunGradients], tapes: list[Tape]) -> dict[str, Array]:
+    def _summed(self, found: list[RunGradients], saved: list[SavedRun]) -> dict[str, Array]:
         """Return the gradients of all weights, summed over the ranks in one call."""
-        params, grads = self.layer.params, dict[str, Array]()
-        for number, (run, tape) in enumerate(zip(runs, tapes, strict=True)):
-            grads |= self.layer.cell.weight_grad(run.ga, tape, self._weights(number)).named(f"_l{number}")
-        xp = backend.namespace(*grads.values())
-        flat = xp.concatenate([grads[name].reshape(-1) for name in params])
+        params, named = self.layer.params, dict[str, Array]()
+        for number, (grads, run) in enumerate(zip(found, saved, strict=True)):
+            weights = runs.weight_grad(_kernels(run), self.layer.cell, grads, run, self._weights(number))
+            named |= weights.named(f"_l{number}")
+        xp = backend.namespace(*named.values())
+        flat = xp.concatenate([named[name].reshape(-1) for name in params])
         self.transport.allreduce(flat).wait()
         parts = xp.split(flat, list(accumulate(array.size for array in params.values()))[:-1])
         return {name: part.reshape(array.shape) for (name, array), part in zip(params.items(), parts, strict=True)}
 
     # ---- the rest ------------------------------------------------------------------------------------------------
 
-    def _turned(self, array: Array) -> Array:
+    def _swap_batch_time(self, array: Array) -> Array:
         """Return an array (T, B, n) from one in the layer's order of axes, or the other way round."""
-        turned = array.transpose(1, 0, 2) if self.layer.batch_first else array
-        return backend.namespace(array).ascontiguousarray(turned)
+        swapped = array.transpose(1, 0, 2) if self.layer.batch_first else array
+        return backend.namespace(array).ascontiguousarray(swapped)
 
     def backward_arrays(self) -> list[Array]:
         """Return the arrays that the way back reads in addition to the saved ones: the layer's parameters."""
@@ -642,3 +642,7 @@ class TimeParallel:
 
     def _weights(self, number: int) -> Weights:
         return Weights.of(self.layer.params, f"_l{number}")
+
+
+def _kernels(run: SavedRun) -> Any:
+    return kernels.get(backend.namespace(run.x)).unchecked

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, lru_cache
-from types import ModuleType
-from typing import Any, NamedTuple, cast
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,11 +22,11 @@ from torch.autograd import Function, forward_ad
 from sparsebp import kernels
 from sparsebp.core import backend
 from sparsebp.core.check import Array
-from sparsebp.core.errors import OptionError
 from sparsebp.core.host_pool import empty
-from sparsebp.nn.bptt import BackwardOptions
-from sparsebp.nn.cells import CellMath, GRUMath, LSTMMath, RNNMath, State, Tape, Weights
-from sparsebp.nn.recurrent import choose
+from sparsebp.nn.recurrent import runs
+from sparsebp.nn.recurrent.cells import CellMath, GRUMath, LSTMMath, RNNMath
+from sparsebp.nn.recurrent.lengths import Segment, Segments, cut, reversed_rows
+from sparsebp.nn.recurrent.saved import SavedRun, State, Weights
 from sparsebp.torch.padding import FEW_SEGMENTS, Padding, padding_of
 
 # Tensors as arrays and back, without a copy: NumPy on the CPU, CuPy on a GPU and on PyTorch's current stream.
@@ -141,87 +140,14 @@ def primals(saved: Sequence[Tensor | None]) -> Iterator[list[Any]]:
         yield [tensor if tensor is None else forward_ad.unpack_dual(tensor).primal for tensor in saved]
 
 
-# Rows of sequences of several lengths, as in a PackedSequence, in packed segments that the kernels take without copies.
-#
-# The rows of all samples at the first step come first, then those at the second, and so on, with samples in the order
-# of falling length. Between two ends of sequences, steps have the same samples, so their rows are one contiguous array
-# (steps, samples, features): a segment. There is no padding. A batch of one length is one segment.
-
-
-class Segment(NamedTuple):
-    """Steps with the same samples: the first ``batch`` ones, in the rows from ``first`` on."""
-
-    first: int
-    steps: int
-    batch: int
-
-    @property
-    def rows(self) -> slice:
-        """All of its rows."""
-        return slice(self.first, self.first + self.steps * self.batch)
-
-
-def segments(batch_sizes: np.ndarray | None, rows: int, batch: int) -> Sequence[Segment]:
-    """Cut the rows of a batch into segments; `batch_sizes` (T,) int64 as in a PackedSequence, or None."""
-    if batch_sizes is None:
-        return (Segment(0, rows // batch, batch),) if rows else ()
-    return _cut(batch_sizes.astype(np.int64, copy=False).tobytes(), rows, batch)
-
-
-@lru_cache(maxsize=32)  # the forward and backward of one step ask for the same
-def _cut(sizes: bytes, rows: int, batch: int) -> tuple[Segment, ...]:
-    batch_sizes = np.frombuffer(sizes, np.int64)
-    if batch_sizes.size == 0 and rows == batch == 0:
-        return ()
-    last = batch_sizes[-1] if batch_sizes.size else 0
-    falls = batch_sizes[:-1] - batch_sizes[1:]
-    if last < 1 or batch_sizes[0] != batch or (falls < 0).any() or batch_sizes.sum() != rows:
-        raise OptionError("The batch sizes of the packed sequence do not fit its data",
-                          expected=f"sizes that fall from {batch} to 1 or more, {rows} in all",
-                          got=np.array2string(batch_sizes, threshold=8))  # fmt: skip
-    begins = [0, *(np.flatnonzero(falls) + 1).tolist()]  # the first step of each segment
-    found, first = [], 0
-    for begin, end, size in zip(begins, [*begins[1:], batch_sizes.size], batch_sizes[begins].tolist(), strict=True):
-        found.append(Segment(first, end - begin, size))
-        first += (end - begin) * size
-    return tuple(found)
-
-
-def reversed_rows(batch_sizes: np.ndarray | None, rows: int, batch: int) -> np.ndarray:
-    """Return the row that replaces each row when every sample is reversed; its own inverse."""
-    if batch_sizes is None:
-        steps = rows // batch if rows else 0
-        return np.arange(rows).reshape(steps, batch)[::-1].reshape(-1)
-    firsts = np.cumsum(batch_sizes) - batch_sizes
-    step = np.repeat(np.arange(batch_sizes.size), batch_sizes)
-    sample = np.arange(rows) - firsts[step]
-    lengths = batch_sizes.size - np.searchsorted(batch_sizes[::-1], np.arange(batch), side="right")
-    return firsts[lengths[sample] - 1 - step] + sample
-
-
 # One run of a recurrent cell, a layer in one direction, over packed rows: arrays in, arrays out, no tensors.
 #
 # The state of a cell is a tuple: (h,), or (h, c) for an LSTM. Initial and final states have a row per sample (B, H),
-# the others a row per step and sample (N, H).
+# saved ones a row for each sample's initial state, then one per step and sample (B + N, H).
 
 CELLS: dict[str, CellMath] = {
     "rnn_tanh": RNNMath("tanh"), "rnn_relu": RNNMath("relu"), "gru": GRUMath(), "lstm": LSTMMath(),
 }  # fmt: skip
-KEPT = {"rnn_tanh": 0, "rnn_relu": 0, "gru": 4, "lstm": 4}
-"""Columns of the gates kept by a forward, in multiples of the hidden size."""
-
-_AUTO = BackwardOptions()
-LONG = 64
-"""Steps from which one of several segments may be worth cutting into chunks."""
-
-
-class Forward(NamedTuple):
-    """States and gates (N, columns) of all rows; the last state of each sample."""
-
-    states: State
-    last: State
-    gates: Array | None
-    h: Array  # (B + N, H): h of `states`, and before it that at the start
 
 
 class Backward(NamedTuple):
@@ -232,192 +158,70 @@ class Backward(NamedTuple):
     weights: Weights | None
 
 
-class PackedTape(Tape):
-    """A tape whose arrays are views of the rows of all segments, with the state before them elsewhere."""
-
-    c0 = c = cast(Any, None)  # attributes here, not views of `states`
-
-    def __init__(self, x: Array, start: State, states: State, gates: Array | None, h_prev: Array = None) -> None:
-        self.x, self.states, self.gates, self.core = x, states, gates, None
-        self.h0, self.h, self.h_prev = start[0], states[0], h_prev
-        if len(states) == 2:  # an LSTM
-            self.c0, self.c = start[1], states[1]
+def forward(kind: str, x: Array, segments: Segments, start: State, weights: Weights) -> SavedRun:
+    """Run over x (N, I)."""
+    cell, packed = CELLS[kind], segments if len(segments) > 1 else ()
+    return runs.forward(_kernels(cell, x, weights, start), cell, by_step(x, segments, start), weights, start, packed)
 
 
-def forward(kind: str, x: Array, cuts: Sequence[Segment], start: State, weights: Weights) -> Forward:
-    """Run over x (N, I), segment by segment."""
-    xp, batch, hidden = backend.namespace(x), len(start[0]), weights.weight_hh.shape[1]
-    gates = empty(xp, (len(x), KEPT[kind] * hidden), x.dtype) if KEPT[kind] else None
-    h = empty(xp, (batch + len(x), hidden), x.dtype)
-    backend.copy(h[:batch], start[0])
-    states = h[batch:], *[empty(xp, (len(x), hidden), x.dtype) for _ in start[1:]]
-    return Forward(states, _run(kind, x, cuts, start, weights, states, gates), gates, h)
-
-
-def _run(
-    kind: str, x: Array, cuts: Sequence[Segment], start: State, weights: Weights, states: State, gates: Array | None
-) -> State:
-    """Fill states and gates; return each sample's last state."""
-    if not cuts:
-        return tuple([part.copy() for part in start])
-    cell, k = CELLS[kind], kernels.get(backend.namespace(x))
-    projected, *projection = cell.inputs(k, x[:, None], weights)
-    inputs = projected.reshape(len(x), -1)
-    fits = cell.fits(x, weights, weights.weight_hh.shape[1], start)
-    if len(cuts) == 1:
-        k = k.unchecked if fits else k
-        cell.run(k, _steps(inputs, cuts[0]), weights, _tape(x, cuts, 0, start, states, gates), *projection)
-        return tuple([rows[len(rows) - len(start[0]) :].copy() for rows in states])
-    last = tuple([part.copy() for part in start])
-    if fits:
-        kernels.on_host().cells.forward(
-            kind, cuts, inputs, weights.weight_hh, weights.bias_hh, projection, states, gates, last
-        )
-        return last
-    for number, cut in enumerate(cuts):
-        cell.run(k, _steps(inputs, cut), weights, _tape(x, cuts, number, start, states, gates), *projection)
-        stop = cut.rows.stop
-        for part, rows in zip(last, states, strict=True):
-            backend.copy(part[: cut.batch], rows[stop - cut.batch : stop])
-    return last
-
-
-def infer(kind: str, x: Array, cuts: Sequence[Segment], start: State, weights: Weights) -> tuple[Array, State]:
+def infer(kind: str, x: Array, segments: Segments, start: State, weights: Weights) -> tuple[Array, State]:
     """Return h (N, H) and each sample's last state as `forward` does, and keep nothing."""
-    cell, xp, shape = CELLS[kind], backend.namespace(x), (len(x), weights.weight_hh.shape[1])
-    if not backend.is_host(xp):
-        gates = empty(xp, (len(x), KEPT[kind] * shape[1]), x.dtype) if KEPT[kind] else None
-        written = tuple([empty(xp, shape, x.dtype) for _ in start])
-        return written[0], _run(kind, x, cuts, start, weights, written, gates)
-    last = tuple([part.copy() for part in start])
-    if len(cuts) == 1:
-        states, ends = cell.infer(_steps(x, cuts[0]), last, weights)
-        return states.reshape(len(x), -1), tuple(end.copy() for end in ends)
-    h = empty(np, shape, x.dtype)
-    if cuts:
-        kernels.on_host().inference.infer_segments(cell.kind, cuts, x, *weights[:4], last, h)
-    return h, last
+    cell, packed = CELLS[kind], segments if len(segments) > 1 else ()
+    k = kernels.get(backend.namespace(x))
+    h, last = runs.infer(k, cell, by_step(x, segments, start), weights, start, packed)
+    return _rows(h), last if packed else tuple([part.copy() for part in last])
+
+
+def by_step(rows: Array, segments: Segments, start: State) -> Array:
+    """Return rows as a run has them: (T, B, n), or (N, 1, n) of several segments."""
+    count, width = rows.shape
+    batch = 1 if len(segments) > 1 else len(start[0])
+    return rows.reshape(count // batch if batch else 0, batch, width)
+
+
+def saved_run(rows: Array, segments: Segments, states: State, gates: Array | None, start: State) -> SavedRun:
+    """Return a run from its rows: x (N, I), states (B + N, H), gates (N, 4H)."""
+    x, gates = by_step(rows, segments, start), None if gates is None else by_step(gates, segments, start)
+    if len(segments) > 1:
+        return SavedRun(x, tuple([part[:, None] for part in states]), gates, segments)
+    return SavedRun(x, tuple([part.reshape(len(x) + 1, *start[0].shape) for part in states]), gates)
 
 
 def backward(
-    kind: str, x: Array, cuts: Sequence[Segment], start: State, weights: Weights, states: State, gates: Array | None,
-    gy: Array | None, at_last: tuple[Array | None, ...], for_input: bool, for_weights: bool, before: Array,
+    kind: str, saved: SavedRun, weights: Weights, gy: Array | None, at_last: tuple[Array | None, ...], for_input: bool,
+    for_weights: bool,
 ) -> Backward:  # fmt: skip
-    """Propagate gradients at the states h (N, H) and at the last state, any of them None, back through `forward`.
-
-    `before` is `Forward.h`.
-    """
-    cell, xp, hidden = CELLS[kind], backend.namespace(x), weights.weight_hh.shape[1]
-    k, compiled = kernels.get(xp), None
-    if (
-        cell.fits(x, weights, hidden, start)
-        and all(g is None or g.shape == part.shape for g, part in zip(at_last, start, strict=True))
-        and _are_rows(x, hidden, *states, gy)
-        and (not KEPT[kind] or _are_rows(x, KEPT[kind] * hidden, gates))
-    ):
-        k, compiled = k.unchecked, kernels.on_host().cells
-    if len(cuts) == 1:
-        return _backward_of_one(
-            cell, k, x, cuts[0], start, weights, states, gates, gy, at_last, for_input, for_weights, before
-        )
-    grad_gates = empty(xp, (len(x), cell.columns * hidden), x.dtype)
-    arriving = tuple(
-        xp.zeros_like(part) if g is None else g.copy() for g, part in zip(at_last, start, strict=True)
-    )  # fmt: skip
-    chunks = [_chunks(cell, cut, hidden, len(cuts), x.dtype, xp) for cut in cuts]
-    if len(cuts) > 1 and max(chunks) == 1 and compiled is not None:
-        compiled.backward(kind, cuts, weights.weight_hh, start, states, gates, gy, grad_gates, arriving)
-    else:
-        for number in reversed(range(len(cuts))):
-            cut, tape = cuts[number], _tape(x, cuts, number, start, states, gates)
-            here = tuple(part[: cut.batch] for part in arriving)
-            out = tuple(xp.empty_like(part) for part in here)
-            gy_here = None if gy is None else _steps(gy, cut)
-            cell.run_back(k, tape, weights.weight_hh, gy_here, here, chunks[number], _steps(grad_gates, cut), out)
-            for part, found in zip(here, out, strict=True):
-                backend.copy(part, found)
-    grad_gates = grad_gates[:, None]
-    at_input = cell.input_grad(grad_gates, weights)[:, 0] if for_input else None
-    at_weights = None
-    if for_weights:
-        whole = PackedTape(x[:, None], start, (states[0][:, None],), gates, _before_all(cuts, start, before)[:, None])
-        at_weights = cell.weight_grad(grad_gates, whole, weights)
-    return Backward(at_input, arriving, at_weights)
+    """Propagate gradients at h (T, B, H) and at the last state, any of them None, back through `forward`."""
+    cell, xp = CELLS[kind], backend.namespace(saved.x)
+    k = _kernels(cell, saved.x, weights, (saved.h0,), at_last, gy is None or gy.dtype == saved.h.dtype)
+    want: runs.Want = "weights" if for_weights and not for_input else "input"
+    choice = runs.choice_of(cell, saved.h.shape, saved.h.dtype, xp)
+    grads = runs.backward(k, cell, saved, weights, gy, at_last, want, choice)
+    at_x = runs.input_grad(cell, grads, weights).reshape(-1, saved.x.shape[2]) if for_input else None
+    return Backward(at_x, grads.initial, runs.weight_grad(k, cell, grads, saved, weights) if for_weights else None)
 
 
-def _backward_of_one(
-    cell: CellMath, k: Any, x: Array, cut: Segment, start: State, weights: Weights, states: State, gates: Array | None,
-    gy: Array | None, at_last: tuple[Array | None, ...], for_input: bool, for_weights: bool, before: Array,
-) -> Backward:  # fmt: skip
-    """Return what `backward` does for a single segment; where only weights ask, a kernel may sum on its way."""
-    xp = backend.namespace(x)
-    gy = None if gy is None else _steps(gy, cut)
-    tape = _tape(x, (cut,), 0, start, states, gates)
-    tape.h_prev = _steps(before, cut)
-    chunks = _chunks(cell, cut, tape.h.shape[2], 1, x.dtype, xp)
-    if for_weights and not for_input and cell.sums_inside(kernels.get(xp), tape, chunks):
-        summed = cell.summed_backward(k, tape, weights, gy, at_last, chunks)
-        return Backward(None, summed.initial, summed.weights)
-    ga = empty(xp, (cut.steps, cut.batch, cell.columns * tape.h.shape[2]), x.dtype)
-    initial = tuple([xp.empty(part.shape, part.dtype) for part in start])
-    cell.run_back(k, tape, weights.weight_hh, gy, at_last, chunks, ga, initial)
-    at_input = cell.input_grad(ga, weights).reshape(x.shape) if for_input else None
-    return Backward(at_input, initial, cell.weight_grad(ga, tape, weights) if for_weights else None)
+def _kernels(
+    cell: CellMath, x: Array, weights: Weights, start: State, at_last: tuple[Array | None, ...] = (), same: bool = True
+) -> Any:
+    """Return the kernels; they check their arguments unless these fit, on the host."""
+    k, hidden = kernels.get(backend.namespace(x)), weights.weight_hh.shape[1]
+    return k.unchecked if same and fits(cell, x, weights, hidden, (*start, *at_last)) else k
 
 
-def _before_all(cuts: Sequence[Segment], start: State, h: Array) -> Array:
-    """Return the state before each row's step (N, H); where sequences end, it stands less than B rows before it."""
-    batch = len(start[0])
-    before = empty(backend.namespace(h), (len(h) - batch, h.shape[1]), h.dtype)
-    for number, cut in enumerate(cuts):
-        second = cut.first + cut.batch
-        backend.copy(before[cut.first : second], _before(cuts, number, start[0], h[batch:]))
-        backend.copy(before[second : cut.rows.stop], h[batch + cut.first : batch + cut.rows.stop - cut.batch])
-    return before
-
-
-def _are_rows(x: Array, columns: int, *arrays: Array | None) -> bool:
-    """Whether the arrays are (N, columns), with the rows and the dtype of x."""
-    wanted = len(x), columns
-    return all(array is None or (array.shape == wanted and array.dtype == x.dtype) for array in arrays)
-
-
-def _tape(
-    x: Array, cuts: Sequence[Segment], number: int, start: State, states: State, gates: Array | None
-) -> PackedTape:
-    cut, before = cuts[number], tuple(_before(cuts, number, *both) for both in zip(start, states, strict=True))
-    here = tuple([_steps(rows, cut) for rows in states])
-    return PackedTape(_steps(x, cut), before, here, None if gates is None else _steps(gates, cut))
-
-
-def _before(cuts: Sequence[Segment], number: int, start: Array, states: Array) -> Array:
-    """Return the states before a segment's first step: rows of `start`, or of the previous segment's last step."""
-    batch = cuts[number].batch
-    if number == 0:
-        return start  # all samples have a first step
-    first = cuts[number].first - cuts[number - 1].batch
-    return states[first : first + batch]
-
-
-def _chunks(cell: CellMath, cut: Segment, hidden: int, segments: int, dtype: np.dtype, xp: ModuleType) -> int:
-    """Return the number of chunks in which a segment goes back."""
-    if segments > 1 and cut.steps < LONG:
-        return 1
-    number = backend.device_number(xp)
-    return _chunks_there(cell, cut.steps, cut.batch, hidden, dtype, number) if number is not None else 1
-
-
-@lru_cache(maxsize=256)  # the choice takes longer than a launch; on a host it is the recursion
-def _chunks_there(cell: CellMath, steps: int, batch: int, hidden: int, dtype: np.dtype, device: int) -> int:
-    """Return the number of chunks on a device, the current one."""
-    return int(choose(_AUTO, cell, (steps, batch, hidden), dtype, backend.cupy()).chunks)
-
-
-def _steps(rows: Array, cut: Segment) -> Array:
-    """Return the rows of a segment as (steps, samples, features): a view."""
-    first, steps, batch = cut
-    here = rows if len(rows) == steps * batch else rows[first : first + steps * batch]
-    return here.reshape(steps, batch, rows.shape[1])
+def fits(cell: CellMath, x: Array, weights: Weights, hidden: int, states: Sequence[Array | None]) -> bool:
+    """Whether x, the weights and `states` (B, hidden) on the host need no check by the kernels."""
+    if type(x) is not np.ndarray or x.dtype not in backend.FLOAT_DTYPES or hidden == 0:
+        return False
+    rows = cell.gates * hidden
+    batch = 0 if states[0] is None else len(states[0])
+    shapes = (rows, x.shape[-1]), (rows, hidden), (rows,), (rows,), *[(batch, hidden)] * len(states)
+    for array, shape in zip((*weights[:4], *states), shapes, strict=True):
+        if array is not None and not (
+            type(array) is np.ndarray and array.shape == shape and array.dtype == x.dtype and array.flags.c_contiguous
+        ):
+            return False
+    return True
 
 
 # The runs as operators of PyTorch's dispatcher, ``sparsebp::run`` and ``sparsebp::run_back``.
@@ -512,24 +316,28 @@ def compute_run(
         padding = _padding(reverse, sizes, x, h0.shape[0])
         if padding is not None:
             return _run_padded(kind, padding, x, start, _weights(weights))
-        cuts, turned = segments(sizes, len(x), h0.shape[0]), _turned(reverse, sizes, x, h0.shape[0])
-        done = forward(kind, turned(to_array(x)), cuts, start, _weights(weights))
-        (h, c), (h_n, c_n) = _pair(done.states), _pair(done.last)
-        y = turned(h)
-        if y is h:
-            y = empty(backend.namespace(h), h.shape, h.dtype)
-            backend.copy(y, h)
-        return _tensors(x, (y, h_n, c_n, done.h, c, done.gates))
+        segments, reorder = cut(sizes, len(x), h0.shape[0]), _reordering(reverse, sizes, x, h0.shape[0])
+        saved = forward(kind, reorder(to_array(x)), segments, start, _weights(weights))
+        (h, c), (h_n, c_n) = _pair(tuple(map(_rows, saved.states))), _pair(saved.last)
+        if not saved.segments:  # views of the states
+            h_n, c_n = h_n.copy(), None if c_n is None else c_n.copy()
+        after = h[len(h0) :]
+        y = reorder(after)
+        if y is after:
+            y = empty(backend.namespace(h), after.shape, h.dtype)
+            backend.copy(y, after)
+        return _tensors(x, (y, h_n, c_n, h, c, None if saved.gates is None else _rows(saved.gates)))
 
 
 def _run_padded(kind: str, padding: Padding, x: Tensor, start: State, weights: Weights) -> tuple[Tensor, ...]:
     """Return what `compute_run` does, by one run over all steps of all samples."""
-    done = forward(kind, to_array(padding.pad(x, padding.given)), _whole(padding), start, weights)
-    h, *c = map(to_tensor, done.states)
-    none = [x.new_empty(0) for _ in range(3)]
+    saved = forward(kind, to_array(padding.pad(x, padding.given)), _whole(padding), start, weights)
+    h, *c = (to_tensor(_rows(states)) for states in saved.states)
+    none, after = [x.new_empty(0) for _ in range(3)], slice(padding.batch, None)
     return (
-        h[padding.given], h[padding.ends], c[0][padding.ends] if c else none[0], to_tensor(done.h)[padding.kept],
-        c[0][padding.run] if c else none[1], none[2] if done.gates is None else to_tensor(done.gates)[padding.run],
+        h[after][padding.given], h[after][padding.ends], c[0][after][padding.ends] if c else none[0],
+        h[padding.kept], c[0][padding.kept] if c else none[1],
+        none[2] if saved.gates is None else to_tensor(_rows(saved.gates))[padding.run],
     )  # fmt: skip
 
 
@@ -545,9 +353,9 @@ def infer_op(
         sizes = _sizes(batch_sizes)
         if _padding(reverse, sizes, x, h0.shape[0]) is not None:
             return compute_run(kind, reverse, batch_sizes, x, h0, c0, *weights)[:3]
-        cuts, turned = segments(sizes, len(x), h0.shape[0]), _turned(reverse, sizes, x, h0.shape[0])
-        h, last = infer(kind, turned(to_array(x)), cuts, _state(h0, c0), _weights(weights))
-        return _tensors(x, (turned(h), *_pair(last)))
+        segments, reorder = cut(sizes, len(x), h0.shape[0]), _reordering(reverse, sizes, x, h0.shape[0])
+        h, last = infer(kind, reorder(to_array(x)), segments, _state(h0, c0), _weights(weights))
+        return _tensors(x, (reorder(h), *_pair(last)))
 
 
 @torch.library.register_fake("sparsebp::run")
@@ -556,10 +364,10 @@ def _shapes_of_run(
     w_hh: Tensor, *_: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     rows, hidden = x.shape[0], w_hh.shape[1]
-    none, states, last = (0,), (rows, hidden), (h0.shape[0], hidden)
-    gates = (rows, KEPT[kind] * hidden) if KEPT[kind] else none
-    of_c, h = (none, none) if c0 is None else (last, states), (h0.shape[0] + rows, hidden)
-    return tuple(x.new_empty(shape) for shape in (states, last, of_c[0], h, of_c[1], gates))
+    none, y, last, kept = (0,), (rows, hidden), (h0.shape[0], hidden), CELLS[kind].kept
+    states, gates = (h0.shape[0] + rows, hidden), (rows, kept * hidden) if kept else none
+    c_n, c = (none, none) if c0 is None else (last, states)
+    return tuple(x.new_empty(shape) for shape in (y, last, c_n, states, c, gates))
 
 
 def compute_run_back(
@@ -572,19 +380,18 @@ def compute_run_back(
         start, sizes, weights_of_run = _state(h0, c0), _sizes(batch_sizes), _weights(weights)
         padding = _padding(reverse, sizes, x, h0.shape[0])
         if padding is None:
-            cuts, turned = segments(sizes, len(x), h0.shape[0]), _turned(reverse, sizes, x, h0.shape[0])
-            at_y, at_last = None if gy is None else turned(to_array(gy)), (_array(grad_h_n), _array(grad_c_n))
-            rows = turned(to_array(x))
+            segments, reorder = cut(sizes, len(x), h0.shape[0]), _reordering(reverse, sizes, x, h0.shape[0])
+            at_y, at_last = None if gy is None else reorder(to_array(gy)), (_array(grad_h_n), _array(grad_c_n))
+            rows = reorder(to_array(x))
         else:
-            cuts, rows = _whole(padding), to_array(padding.pad(x, padding.given))
+            segments, rows = _whole(padding), to_array(padding.pad(x, padding.given))
             at_y, at_last = _array(_pad_gradients(padding, gy, grad_h_n)), (None, _array(grad_c_n))
             h, c, gates = _pad_kept(kind, padding, h, c, gates)
-        all_h = to_array(h)
-        found = backward(
-            kind, rows, cuts, start, weights_of_run, (all_h[len(h0) :], *(() if c0 is None else (to_array(c),))),
-            to_array(gates) if KEPT[kind] else None, at_y, at_last[: len(start)], for_input, for_weights, all_h,
-        )  # fmt: skip
-        at_x = turned(found.x) if padding is None and found.x is not None else found.x
+        states = (to_array(h),) if c0 is None else (to_array(h), to_array(c))
+        saved = saved_run(rows, segments, states, to_array(gates) if CELLS[kind].kept else None, start)
+        at_h = None if at_y is None else by_step(at_y, segments, start)
+        found = backward(kind, saved, weights_of_run, at_h, at_last[: len(start)], for_input, for_weights)
+        at_x = reorder(found.x) if padding is None and found.x is not None else found.x
         got = _tensors(x, (at_x, *_pair(found.start), *(found.weights[:4] if found.weights else (None,) * 4)))
         return got if padding is None or at_x is None else (got[0][padding.given], *got[1:])
 
@@ -592,9 +399,9 @@ def compute_run_back(
 def _pad_kept(kind: str, padding: Padding, h: Tensor, c: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return what a run kept, padded by values for which no gradient flows from there; see `CellMath.close`."""
     h = padding.pad(h, padding.kept, 1 if kind == "rnn_tanh" else 0, before=1)
-    if KEPT[kind]:
+    if CELLS[kind].kept:
         gates = padding.pad_gates(gates, CLOSED[kind])
-    return h, padding.pad(c, padding.run) if c.numel() else c, gates
+    return h, padding.pad(c, padding.kept, before=1) if c.numel() else c, gates
 
 
 CLOSED = {"gru": 2, "lstm": 1}
@@ -627,7 +434,7 @@ def _sizes(batch_sizes: Tensor | None) -> np.ndarray | None:
 
 def _padding(reverse: bool, sizes: np.ndarray | None, x: Tensor, batch: int) -> Padding | None:
     """Return the padding for a packed run on a GPU; None for others, and where it does not pay."""
-    if sizes is None or not x.is_cuda or len(segments(sizes, len(x), batch)) <= FEW_SEGMENTS:
+    if sizes is None or not x.is_cuda or len(cut(sizes, len(x), batch)) <= FEW_SEGMENTS:
         return None
     return padding_of(sizes, reversed_rows(sizes, len(x), batch) if reverse else None, x, batch)
 
@@ -636,7 +443,7 @@ def _whole(padding: Padding) -> tuple[Segment]:
     return (Segment(0, padding.steps, padding.batch),)
 
 
-def _turned(reverse: bool, sizes: np.ndarray | None, x: Tensor, batch: int) -> Callable[[Array], Array]:
+def _reordering(reverse: bool, sizes: np.ndarray | None, x: Tensor, batch: int) -> Callable[[Array], Array]:
     """Return what puts rows into the order of a run, a reversed one from each sample's end, and back into theirs."""
     if not reverse or not len(x):
         return lambda rows: rows
@@ -657,6 +464,11 @@ def _weights(tensors: Sequence[Tensor | None]) -> Weights:
 
 def _state(h: Tensor, c: Tensor | None) -> State:
     return (to_array(h),) if c is None else (to_array(h), to_array(c))
+
+
+def _rows(array: Array) -> Array:
+    """Return an array of a run, (T, B, n) or (N, 1, n), as rows."""
+    return array.reshape(-1, array.shape[2])
 
 
 def _pair(state: State) -> tuple[Array, Array | None]:

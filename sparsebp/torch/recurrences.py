@@ -19,7 +19,7 @@ from sparsebp import kernels
 from sparsebp.core import backend, host_pool
 from sparsebp.core.check import check_choice, check_flag, check_integer, check_number
 from sparsebp.core.errors import DeviceError, DTypeError, ShapeError
-from sparsebp.nn.linear_recurrent import OPEN, Candidate
+from sparsebp.nn.recurrent.gated import OPEN, Candidate
 from sparsebp.scan import linear_recurrence as recurrence_of_arrays
 from sparsebp.scan import linear_recurrence_vjp
 from sparsebp.torch.modules import autocasts, cast_input, check_dense, check_lengths, check_tensors, without_autocast

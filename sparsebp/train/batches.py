@@ -14,8 +14,8 @@ from sparsebp.core.check import Array, check_flag, check_integer, shown
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.data import ArrayDataset
 from sparsebp.data.dataset import Dataset, real_array
+from sparsebp.nn.recurrent.carried import CarriedState
 from sparsebp.nn.sequential import is_group, taking_lengths
-from sparsebp.nn.stream import CarriedState
 from sparsebp.runtime.actions import Batch
 from sparsebp.train.loader import Loader, Samples
 from sparsebp.train.nonfinite import Origin

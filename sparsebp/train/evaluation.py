@@ -17,8 +17,8 @@ from sparsebp.core.shortcuts import forward_of
 from sparsebp.data.dataset import Dataset
 from sparsebp.nn.loss import count_of, summed
 from sparsebp.nn.modes import inference_mode
+from sparsebp.nn.recurrent.carried import CarriedState
 from sparsebp.nn.steps import ValidSteps, output_steps, seen_by_loss
-from sparsebp.nn.stream import CarriedState
 from sparsebp.runtime.actions import Batch, options_of
 from sparsebp.train.batches import batch_of, in_order, origin_of, shape_of, with_state
 from sparsebp.train.history import Evaluation

@@ -13,7 +13,7 @@ import numpy as np
 
 from sparsebp.comm.transport import Transport
 from sparsebp.core.errors import NonFiniteError
-from sparsebp.nn.stream import CarriedState
+from sparsebp.nn.recurrent.carried import CarriedState
 from sparsebp.optim import Predictor
 from sparsebp.runtime.pipeline import Note
 from sparsebp.runtime.search import MEMORY_RATIO, FoundSchedule

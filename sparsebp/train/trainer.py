@@ -14,7 +14,7 @@ from sparsebp.core.check import Array, Seed, check_flag, check_integer, check_po
 from sparsebp.core.errors import OptionError
 from sparsebp.core.files import kept_path
 from sparsebp.data.dataset import Dataset, epoch_order
-from sparsebp.nn.stream import CarriedState
+from sparsebp.nn.recurrent.carried import CarriedState
 from sparsebp.optim import Predictor
 from sparsebp.optim.lr_schedules import EpochLoss, reads_model, takes_metric
 from sparsebp.runtime.actions import check_even, trained_parameters

@@ -17,9 +17,9 @@ from sparsebp.core.check import BACKWARDS, Array, Backward, Seed, check_choice, 
 from sparsebp.core.errors import MemoryLimitError, OptionError, SparseBPError
 from sparsebp.core.shortcuts import belongs, is_lone
 from sparsebp.jacobians.jacobian import jacobian_of
-from sparsebp.nn.bptt import BackwardOptions
 from sparsebp.nn.gradients import gradients_of
-from sparsebp.nn.recurrent import Recurrent
+from sparsebp.nn.recurrent.layers import Recurrent
+from sparsebp.nn.recurrent.runs import BackwardOptions
 from sparsebp.nn.sequential import ChainBackward, Link
 from sparsebp.nn.steps import ValidSteps, seen_by_loss
 from sparsebp.train.state import evaluation, training

@@ -34,7 +34,7 @@ def test_hidden_elements(kind):
         2, 4, **options
     )
     _, saved = layer.forward(rng.standard_normal((5, 3, 2)))
-    run, w_hh = saved.tapes[0], layer.params["weight_hh_l0"]
+    run, w_hh = saved.runs[0], layer.params["weight_hh_l0"]
     if kind == "gru":
         built = hidden_elements(gru_hidden_jacobians(run.h, run.h0, run.gates, w_hh))
     elif kind == "lstm":

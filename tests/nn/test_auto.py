@@ -17,7 +17,7 @@ from sparsebp.core.errors import MemoryLimitError
 from sparsebp.core.machine import machine
 from sparsebp.models import vgg11
 from sparsebp.nn import sequential
-from sparsebp.nn.bptt import BackwardOptions
+from sparsebp.nn.recurrent.runs import BackwardOptions
 from sparsebp.nn.sequential import KEPT, choose_chain_backward
 from sparsebp.nn.work import Work
 from sparsebp.patterns import SparsityPattern

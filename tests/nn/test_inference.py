@@ -165,7 +165,7 @@ def test_what_was_not_kept_is_missed_in_words_and_other_threads_keep() -> None:
     for use in (
         lambda: gru.weight_grad(y, saved),
         lambda: gru.gradients(y, saved).input,
-        lambda: saved.tapes[0],
+        lambda: saved.runs[0],
         lambda: saved.shape,
         lambda: copy.deepcopy(saved).shape,
     ):

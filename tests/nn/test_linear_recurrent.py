@@ -151,7 +151,7 @@ def test_against_torch(layer, steps, batch, with_lengths, there, seed):
 @pytest.mark.parametrize(("steps", "batch", "resident"), [(40, 20, 1 << 19), (300, 1, 1 << 19), (11, 3, 8)])
 def test_blocks_of_steps(kind, steps, batch, resident, monkeypatch):
     """Several groups of samples and blocks of steps, and products over all at once; weights may be first asked for."""
-    monkeypatch.setattr(nn.linear_recurrent, "RESIDENT", resident)
+    monkeypatch.setattr(nn.recurrent.gated, "RESIDENT", resident)
     for bias, there in ((True, (0, 1)), (False, (0,)), (True, (1,))):
         layer = GATED[kind](3, 5, 2, bias, rng=0, **F8)
         case = random_case(layer, steps, batch, np.random.default_rng(0), True, there)
@@ -174,7 +174,7 @@ def test_blocks_of_steps(kind, steps, batch, resident, monkeypatch):
 @pytest.mark.parametrize("kind", GATED)
 def test_a_gradient_that_all_steps_share(kind, bidirectional, resident, monkeypatch):
     """The one of a mean is a view without memory of its own."""
-    monkeypatch.setattr(nn.linear_recurrent, "RESIDENT", resident)
+    monkeypatch.setattr(nn.recurrent.gated, "RESIDENT", resident)
     layer, rng = GATED[kind](3, 5, 2, bidirectional=bidirectional, rng=0, **F8), np.random.default_rng(0)
     y, saved = layer.forward(rng.standard_normal((40, 9, 3)))
     mean = nn.MeanOverSteps()
@@ -288,7 +288,7 @@ def test_jacobians(kind, lengths):
     if lengths is not None:
         return
     elements = layer.hidden_jacobians_t(saved)
-    states, weights = saved.tapes[0].states[0], (params["weight_ih_l0"], params["bias_ih_l0"])
+    states, weights = saved.runs[0].states[0], (params["weight_ih_l0"], params["bias_ih_l0"])
     for t, element in enumerate(elements):
         assert element.pattern.kind == "diagonal"
 

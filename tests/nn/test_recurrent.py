@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import sparsebp as sb
 import torch_twins
 from sparsebp import nn
 from sparsebp.core.errors import MemoryLimitError
-from sparsebp.nn import recurrent as recurrent_module
+from sparsebp.nn.recurrent import layers, runs
 from sparsebp.patterns import hidden_pattern, lstm_pattern
 from strategies import seeds, sizes
 from torch_twins import assert_gradients, loaded, recurrent_twin, slope_at
@@ -109,10 +110,11 @@ def run_ours(layer, x, starts, lengths, gradients):
     return found | ({"c_n": saved.c_n, "c0": g.c0} if isinstance(layer, nn.LSTM) else {})
 
 
-@given(case=cases())
+@given(case=cases(), skipped=st.sampled_from([0, layers.SKIPPED]))
 @settings(max_examples=200)
-def test_against_torch(case):
-    found = run_ours(**case)
+def test_against_torch(case, skipped):
+    with mock.patch.object(layers, "SKIPPED", skipped):  # steps past the samples' ends run, or are left out
+        found = run_ours(**case)
     for name, want in run_torch(**case).items():
         np.testing.assert_allclose(found[name], want, err_msg=name, **CLOSE)
         assert found[name].dtype == np.float64 and (found[name].flags.c_contiguous or name == "y")
@@ -134,8 +136,8 @@ def test_float32_stays_float32(kind, algorithm):
 
 def test_i_and_w_share_the_scans(monkeypatch):
     calls = []
-    real = recurrent_module.run_backward
-    monkeypatch.setattr(recurrent_module, "run_backward", lambda *a: (calls.append(1), real(*a))[1])
+    real = runs.backward
+    monkeypatch.setattr(runs, "backward", lambda *a: (calls.append(1), real(*a))[1])
     layer = nn.RNN(2, 3, num_layers=2, bidirectional=True, rng=0)
     x = np.ones((4, 2, 2), np.float32)
     y, saved = layer.forward(x)
@@ -143,14 +145,16 @@ def test_i_and_w_share_the_scans(monkeypatch):
     first = layer.gradients(gy, saved)
     assert calls == []
     assert np.abs(first.weights["weight_hh_l0"]).max() > 0 and first.input.shape == x.shape and len(first.h0) == 4
-    assert len(calls) == 4
+    assert len(calls) == 6  # the first layer's two again: for the weights alone, its sums are made on the way
     assert np.abs(layer.gradients(other, saved).weights["weight_hh_l0"]).max() == 0
-    assert len(calls) == 6  # the weights of the first layer alone: its sums are made on the way
+    assert len(calls) == 10
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_in_the_padding_has_no_influence(kind, algorithm):
+@pytest.mark.parametrize("skipped", [0, layers.SKIPPED])
+def test_what_is_in_the_padding_has_no_influence(kind, algorithm, skipped, monkeypatch):
+    monkeypatch.setattr(layers, "SKIPPED", skipped)
     rng = np.random.default_rng(0)
     layer = make(kind, 2, 4, num_layers=2, bidirectional=True, dtype=np.float64, rng=0, backward=algorithm)
     for name in layer.params:  # unstable, so that products over padded steps would overflow
@@ -214,10 +218,10 @@ def test_dropout_between_layers(cell):
 
 @given(
     kind=st.sampled_from(KINDS), num_layers=st.integers(1, 2), bidirectional=st.booleans(), batch_first=st.booleans(),
-    steps=sizes(1, 6), with_lengths=st.booleans(), seed=seeds,
+    steps=sizes(1, 6), with_lengths=st.booleans(), skipped=st.sampled_from([0, layers.SKIPPED]), seed=seeds,
 )  # fmt: skip
 @settings(max_examples=50)
-def test_jacobian_t(kind, num_layers, bidirectional, batch_first, steps, with_lengths, seed):
+def test_jacobian_t(kind, num_layers, bidirectional, batch_first, steps, with_lengths, skipped, seed):
     rng = np.random.default_rng(seed)
     options = {"num_layers": num_layers, "bidirectional": bidirectional, "batch_first": batch_first}
     layer = make(kind, 2, 3, dtype=np.float64, rng=rng, **options)
@@ -225,7 +229,8 @@ def test_jacobian_t(kind, num_layers, bidirectional, batch_first, steps, with_le
     batch = 2
     x = rng.standard_normal((batch, steps, 2) if batch_first else (steps, batch, 2))
     lengths = rng.integers(1, steps + 1, batch) if with_lengths else None
-    _, saved = layer.forward(x, lengths=lengths)
+    with mock.patch.object(layers, "SKIPPED", skipped):
+        _, saved = layer.forward(x, lengths=lengths)
     jacobian = layer.jacobian_t(saved)
     assert jacobian.shape == (steps * 2, steps * layer.directions * width_of(layer))
     if num_layers == 1 and not bidirectional:
@@ -248,7 +253,7 @@ def test_hidden_jacobians(kind):
     layer = make(kind, 2, 4, num_layers=2, bidirectional=True, dtype=np.float64, rng=0)
     x, starts = rng.standard_normal((5, 3, 2)), first_states(layer, 3, rng)
     _, saved = layer.forward(x, starts if len(starts) > 1 else starts[0])
-    elements, tape, twin = layer.hidden_jacobians_t(saved, direction=1), saved.tapes[1], recurrent_twin(layer)
+    elements, tape, twin = layer.hidden_jacobians_t(saved, direction=1), saved.runs[1], recurrent_twin(layer)
     assert len(elements) == 5
     widths = [state.shape[2] for state in tape.states]
 

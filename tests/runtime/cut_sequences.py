@@ -11,7 +11,7 @@ import numpy as np
 import sparsebp as sb
 from sparsebp.comm.transport import Transport
 from sparsebp.core.check import Array
-from sparsebp.nn.recurrent import Recurrent
+from sparsebp.nn.recurrent.layers import Recurrent
 from sparsebp.runtime.time_parallel import TimeParallel
 
 KINDS: dict[str, Callable[..., Recurrent]] = {

@@ -18,7 +18,7 @@ from sparsebp.comm.threads import run_ranks
 from sparsebp.comm.transport import Transport
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError, ShapeError, StaleError
-from sparsebp.nn.recurrent import Recurrent
+from sparsebp.nn.recurrent.layers import Recurrent
 from sparsebp.runtime.time_parallel import Stretch, TimeParallel, stretch, stretch_way_steps
 from strategies import seeds
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from sparsebp.kernels.host.rnn import backward as host_backward
-from sparsebp.nn.cells import Weights
+from sparsebp.kernels.host import backward as host_backward
+from sparsebp.nn.recurrent.lengths import cut
+from sparsebp.nn.recurrent.saved import Weights
 from sparsebp.torch import ops
-from sparsebp.torch.ops import segments
 
 GATES = {"rnn_tanh": 1, "rnn_relu": 1, "gru": 3, "lstm": 4}
 
@@ -18,18 +18,18 @@ def run(kind, dtype, batch_sizes, features, hidden, arrives, bias):
     def draw(*shape):
         return rng.uniform(-1, 1, shape).astype(dtype)
 
-    cuts = segments(np.array(batch_sizes), rows, batch)
+    cuts = cut(np.array(batch_sizes), rows, batch)
     biases = (draw(GATES[kind] * hidden), draw(GATES[kind] * hidden)) if bias else (None, None)
     weights = Weights(draw(GATES[kind] * hidden, features), draw(GATES[kind] * hidden, hidden), *biases)
     start = tuple(draw(batch, hidden) for _ in range(2 if kind == "lstm" else 1))
     x, gy, last = draw(rows, features), draw(rows, hidden), tuple(draw(batch, hidden) for _ in start)
     done = ops.forward(kind, x, cuts, start, weights)
     back = ops.backward(
-        kind, x, cuts, start, weights, done.states, done.gates, gy if arrives else None,
-        last if bias else (None,) * len(start), True, True, done.h,
+        kind, done, weights, ops.by_step(gy, cuts, start) if arrives else None, last if bias else (None,) * len(start),
+        True, True,
     )  # fmt: skip
     y, ends = ops.infer(kind, x, cuts, start, weights)
-    for one, other in zip((y, *ends), (done.states[0], *done.last), strict=True):
+    for one, other in zip((y, *ends), (done.h[:, 0], *done.last), strict=True):
         np.testing.assert_array_equal(one, other)
     arrays = (*done.states, *done.last, done.gates, back.x, *back.start, *back.weights)
     return [array for array in arrays if array is not None]
@@ -46,7 +46,7 @@ def test_one_call_is_as_one_for_each(kind, dtype, monkeypatch):
         ([21, 20, 20, 2], 5, 128, False, False),
     ]
     together = [run(kind, dtype, *case) for case in cases]
-    monkeypatch.setattr(ops.CellMath, "fits", lambda *_: False)
+    monkeypatch.setattr(ops, "fits", lambda *_: False)
     for case, found in zip(cases, together, strict=True):
         for one, other in zip(found, run(kind, dtype, *case), strict=True):
             np.testing.assert_array_equal(one, other)

@@ -10,7 +10,7 @@ import pytest
 import sparsebp as sb
 from sparsebp import nn
 from sparsebp.core.errors import DeviceError, MemoryLimitError, OptionError, ShapeError
-from sparsebp.nn.cells import RNNMath
+from sparsebp.nn.recurrent.cells import RNNMath
 
 
 def data(steps=9, batch=3, features=2, dtype=np.float64):

@@ -17,12 +17,15 @@ from sparsebp.core import backend, cublas
 from sparsebp.core.check import Array, Seed, check_flag, check_generator, check_integer, check_number
 from sparsebp.core.errors import OptionError
 from sparsebp.core.host_pool import empty
-from sparsebp.nn.cells import Lengths, parse_lengths, product, short_products, transposed_product
+from sparsebp.nn.dense import product, short_products, transposed_product
 from sparsebp.nn.gradients import NamedGradients, Shared
 from sparsebp.nn.layer import Layer, batch_first_axes, check_gy, check_input, check_sequence_input, turned
-from sparsebp.nn.linear_recurrent import softplus
 from sparsebp.nn.parameters import fan_in_bound, full, parameter_dtype, uniform
-from sparsebp.nn.stream import ArrayStream, Stream, carrying, takes_unbatched
+from sparsebp.nn.recurrent.carried import carrying
+from sparsebp.nn.recurrent.gated import softplus
+from sparsebp.nn.recurrent.lengths import Lengths, parse_lengths
+from sparsebp.nn.recurrent.stream import ArrayStream, Stream
+from sparsebp.nn.unbatched import takes_unbatched
 from sparsebp.scan.selective import SelectiveScanGrads, selective_scan, selective_scan_vjp
 
 
@@ -219,7 +222,7 @@ class SelectiveScan(Layer):
         MemoryLimitError
             It would need more than `memory_limit` bytes (default: 2 GiB).
         """
-        from sparsebp.nn.bptt import check_jacobian_room, sequence_jacobian_t
+        from sparsebp.nn.recurrent.jacobian import check_jacobian_room, sequence_jacobian_t
 
         x, q, dt, states, lengths = saved
         xp, (steps, batch, features) = backend.namespace(x), x.shape
