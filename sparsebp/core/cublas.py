@@ -23,6 +23,9 @@ def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
 
     `out`, where the product is written, is C-contiguous.
     """
+    given: Cublas | None = getattr(_own, "given", None)
+    if given is not None:
+        return given.matmul(a, b, out)
     xp = namespace(a, b)
     return np.matmul(a, b, out=out) if xp is np else products(xp).matmul(a, b, out)
 
@@ -175,10 +178,7 @@ def using(handle: Cublas) -> Iterator[None]:
 
 
 def products(xp: ModuleType) -> Cublas:
-    """Return the handle for the calling thread and the current device."""
-    given: Cublas | None = getattr(_own, "given", None)
-    if given is not None:
-        return given
+    """Return the calling thread's handle for the current device."""
     handles = _own.__dict__.setdefault("handles", {})
     number = xp.cuda.runtime.getDevice()
     found: Cublas | None = handles.get(number)

@@ -65,7 +65,7 @@ def _count(cell: str, backward: str) -> Counts:
     strict_cupy.install()
     from benchmarks.workloads import SequenceWorkload
     from sparsebp.runtime.actions import Stages
-    from sparsebp.runtime.executor import Executor
+    from sparsebp.runtime.executor import PlainExecutor
     from sparsebp.train.setup import schedule_of
     from strict_cupy import counted
 
@@ -73,7 +73,7 @@ def _count(cell: str, backward: str) -> Counts:
     for mode, graph in (("launched", False), ("captured", True)):
         workload = SequenceWorkload(cell, LENGTH, BATCH, device="cuda", backward=backward)
         order = schedule_of(Stages(workload.model), "none", 1, "conventional")
-        executor = Executor(workload.model, workload.loss, workload.optimizer, order, graph=graph)
+        executor = PlainExecutor(workload.model, workload.loss, workload.optimizer, order, graph=graph)
         batch = [(workload.x, workload.target)]
         for number in range(4):
             executor.step(batch, number)

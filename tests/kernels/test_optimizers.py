@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from sparsebp import kernels
 from sparsebp.core import backend as seam
-from sparsebp.core import host_pool
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
 from sparsebp.kernels.operands import momenta
 from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
@@ -141,10 +140,10 @@ def test_options_and_steps_may_be_on_the_device(backend, rule, monkeypatch):
 def test_clipping_more_arrays_than_a_launch_takes(backend):
     rng, count = np.random.default_rng(0), 130
     values = [normal(rng, (4100 if i in (3, 129) else i % 4,), np.float32, 3.0) for i in range(count)]
-    arrays, out = [backend.array(v) for v in values], host_pool.empty(count, np.float64)
+    arrays, out = [backend.array(v) for v in values], backend.empty(count, np.float64)
     backend.kernels.square_sums(arrays, out)
     for i, array in enumerate(arrays):
-        alone = host_pool.empty(1, np.float64)
+        alone = backend.empty(1, np.float64)
         backend.kernels.square_sums([array], alone)
         assert backend.numpy(out)[i] == backend.numpy(alone)[0]
     np.testing.assert_allclose(backend.numpy(out), [np.square(v, dtype=np.float64).sum() for v in values], rtol=1e-12)
@@ -153,7 +152,7 @@ def test_clipping_more_arrays_than_a_launch_takes(backend):
     want = [np.float32(0.5) * value.clip(-1.5, 1.5) for value in values]
     for value, array in zip(want, arrays, strict=True):
         np.testing.assert_array_equal(backend.numpy(array), value)
-    together = host_pool.empty(sum(value.size for value in want), np.float32)
+    together = backend.empty(sum(value.size for value in want), np.float32)
     backend.kernels.join_arrays(arrays, together)
     np.testing.assert_array_equal(backend.numpy(together), np.concatenate(want))
 
@@ -203,7 +202,7 @@ def test_clipping(backend, dtype, seed):
     rng = np.random.default_rng(seed)
     long = 4100 if backend.emulated else 20_011
     values = [np.asarray(normal(rng, shape, dtype, 3.0)) for shape in [*SHAPES, (long,), (2, long)]]
-    arrays, out = [backend.array(v) for v in values], host_pool.empty(len(values), np.float64)
+    arrays, out = [backend.array(v) for v in values], backend.empty(len(values), np.float64)
     backend.kernels.square_sums(arrays, out)
     want = [np.square(v, dtype=np.float64).sum() for v in values]
     np.testing.assert_allclose(backend.numpy(out), want, rtol=1e-12)
@@ -219,9 +218,9 @@ def test_clamping_keeps_nan_and_no_arrays_are_legal(backend):
     np.testing.assert_array_equal(backend.numpy(array), [np.nan, 1, -1, 0.5])
     backend.kernels.clamp_arrays([], 1.0)
     backend.kernels.scale_arrays([], 1.0)
-    backend.kernels.square_sums([], host_pool.empty(0, np.float64))
+    backend.kernels.square_sums([], backend.empty(0, np.float64))
     backend.kernels.clip_arrays([], backend.zeros(1, np.float64), 1.0)
-    backend.kernels.join_arrays([], host_pool.empty(0, np.float64))
+    backend.kernels.join_arrays([], backend.empty(0, np.float64))
     none = np.zeros((0, 6)), np.zeros(0, np.int64)
     backend.kernels.optimizer_update("sgd", [], [], [[]], *none)
 
@@ -271,7 +270,7 @@ def test_wrong_arguments_are_refused(backend):
             "adam", [good], [good], [[good], [None], [None]], options_of("adam", 1), np.array([1])
         )
     with pytest.raises(DTypeError, match="out"):
-        backend.kernels.square_sums([good], host_pool.empty(1, np.float32))
+        backend.kernels.square_sums([good], backend.empty(1, np.float32))
     with pytest.raises(DTypeError, match=r"arrays\[0\]"):
         backend.kernels.clamp_arrays([backend.array([1, 2], np.int64)] * 2, 1.0)
     with pytest.raises(DTypeError, match=r"arrays\[1\]"):

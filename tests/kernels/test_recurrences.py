@@ -17,7 +17,7 @@ from recurrent_reference import Case, cases, input_cases, project, projections, 
 from sparsebp import kernels
 from sparsebp.core.errors import LayoutError, OptionError, ShapeError
 from sparsebp.core.threads import most_threads
-from sparsebp.kernels.device import recurrent as device_recurrent
+from sparsebp.kernels.device import rnn as device_recurrent
 from sparsebp.patterns import lstm_pattern
 from strategies import reals, seeds, tolerance
 from thread_counts import assert_same_for_any_number_of_threads

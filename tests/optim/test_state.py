@@ -275,7 +275,7 @@ def test_an_executor_refuses_parameters_that_it_does_not_train():
     model = nn.Sequential(nn.Linear(4, 5, rng=0), nn.Linear(5, 3, rng=1))
     params = model.parameters()
     optimizer = optim.SGD({name: params[name] for name in params if name[0] == "1"})
-    executor = runtime.Executor(model, nn.CrossEntropyLoss(), optimizer, conventional(stages=2))
+    executor = runtime.PlainExecutor(model, nn.CrossEntropyLoss(), optimizer, conventional(stages=2))
     batch = [(np.ones((2, 4), np.float32), np.array([0, 1]))]
     executor.step(batch)
     optimizer.add_param_group({"params": {name: params[name] for name in params if name[0] == "0"}})

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sparsebp.kernels.host import backward as host_backward
+from sparsebp.kernels.host.rnn import backward as host_backward
 from sparsebp.nn.recurrent.lengths import cut
 from sparsebp.nn.recurrent.saved import Weights
 from sparsebp.torch import ops

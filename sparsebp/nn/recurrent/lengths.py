@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.check import Array
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.locks import cached_property
 
 # Rows of sequences of several lengths, as in a PackedSequence, in segments that the kernels take without copies.
 #

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, TypeGuard, cast
 
 import numpy as np
 
@@ -25,7 +25,16 @@ from sparsebp.core.host_pool import empty
 from sparsebp.nn.dense import product, project, short_products, transposed_product
 from sparsebp.nn.recurrent.cells import CellMath
 from sparsebp.nn.recurrent.lengths import Segments
-from sparsebp.nn.recurrent.saved import GivenState, RunGradients, SavedRun, SegmentRun, State, Weights, split
+from sparsebp.nn.recurrent.saved import (
+    GivenState,
+    RunGradients,
+    SavedRun,
+    SegmentRun,
+    State,
+    UnsavedRun,
+    Weights,
+    split,
+)
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.rules import HOST_CHOICE, Choice, choose_recurrent_backward
 
@@ -77,13 +86,18 @@ def forward(
         _run_segments(k, cell, saved, weights, inputs, projection, initial)
         return saved
     given = () if initial is None or all(array is None for array in initial) else initial
-    for states, first in zip(saved.states, given, strict=False):
-        _set(states[0], first)
+    for state, first in zip((saved.h0, saved.c0), given, strict=False):
+        _set(state, first)
     if len(x):
         cell.run(k, inputs, weights, saved, *projection, fresh=not given)
     elif not given:
         saved.states[0][0] = saved.states[-1][0] = 0
     return saved
+
+
+def _is_whole(initial: GivenState | None) -> TypeGuard[State]:
+    """Whether kernels can read a given initial state where it is."""
+    return initial is not None and all(array is not None and array.flags.c_contiguous for array in initial)
 
 
 def _set(state: Array, given: Array | None) -> None:
@@ -100,7 +114,7 @@ def begin(
     """Do what waits for no state: take memory, and project x, by one GEMM or, with few features, by the kernel."""
     xp, (steps, batch, _), hidden = backend.namespace(x), x.shape, len(weights.weight_ih) // cell.gates
     before = segments[0].batch if segments else 1
-    states = tuple(empty(xp, (len(cell.states), before + steps, batch, hidden), x.dtype))
+    states = tuple([empty(xp, (before + steps, batch, hidden), x.dtype) for _ in cell.states])
     gates = empty(xp, (steps, batch, cell.kept * hidden), x.dtype) if cell.kept else None
     if inputs is None:
         inputs = cell.inputs(k, x, weights) if steps else (x,)
@@ -144,11 +158,16 @@ def infer(
     k: Any, cell: CellMath, x: Array, weights: Weights, initial: GivenState | None = None, segments: Segments = ()
 ) -> tuple[Array, State]:
     """Return h (T, B, H) and the last state as `forward` does, and keep nothing."""
-    xp = backend.namespace(x)
+    xp, (steps, batch, _), hidden = backend.namespace(x), x.shape, weights.weight_hh.shape[1]
+    if not backend.is_host(xp) and x.size and not segments and weights.weight_hr is None and _is_whole(initial):
+        states = tuple([empty(xp, (steps, batch, hidden), x.dtype) for _ in cell.states])
+        gates = empty(xp, (steps, batch, cell.kept * hidden), x.dtype) if cell.kept else None
+        inputs, *projection = cell.inputs(k, x, weights)
+        cell.run(k, inputs, weights, UnsavedRun(x, initial, states, gates), *projection)
+        return states[0], tuple([state[-1] for state in states])
     if cell.kind is None or weights.weight_hr is not None or not backend.is_host(xp):
         saved = forward(k, cell, x, weights, initial, segments)
         return saved.h, saved.last
-    (steps, batch, _), hidden = x.shape, weights.weight_hh.shape[1]
     h, shape = empty(xp, (steps, batch, hidden), x.dtype), (segments[0].batch if segments else batch, hidden)
     of_host = kernels.on_host()
     start = tuple([
@@ -254,9 +273,9 @@ LONG = 64
 
 
 def choice_of(cell: CellMath, shape: tuple[int, int, int], dtype: np.dtype, xp: ModuleType) -> Choice:
-    """Return how a run of states (T, B, H) goes back by the rule; on a host by the recursion."""
+    """Return how a run of states (T, B, H) goes back by the rule; on a host, and of none, by the recursion."""
     number = backend.device_number(xp)
-    return HOST_CHOICE if number is None else _choice_there(cell, shape, dtype, number)
+    return HOST_CHOICE if number is None or 0 in shape else _choice_there(cell, shape, dtype, number)
 
 
 @lru_cache(maxsize=256)  # the choice takes longer than a launch

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sparsebp.core import backend, host_pool
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError
+from sparsebp.core.locks import cached_property
 from sparsebp.nn.recurrent.lengths import Lengths, Segments
 
 State = tuple[Array, ...]
@@ -42,14 +43,17 @@ class SavedRun:
         h, c = states[0], states[-1]
         if segments:
             batch = segments[0].batch
-            self.h0, self.h, self.c0, self.c = h[:batch, 0], h[batch:], c[:batch, 0], c[batch:]
+            self.h0, self.h = h[:batch, 0], h[batch:]
+            self.c0, self.c = (self.h0, self.h) if c is h else (c[:batch, 0], c[batch:])
         else:
-            self.h0, self.h, self.c0, self.c, self.h_prev = h[0], h[1:], c[0], c[1:], h[:-1]
-            self.last = tuple(map(_LAST, states))
+            self.h0, self.h, self.last = h[0], h[1:], tuple(map(_LAST, states))
+            self.c0, self.c = (self.h0, self.h) if c is h else (c[0], c[1:])
 
     @cached_property
     def h_prev(self) -> Array:
         """The h before each step (T, B, H)."""
+        if not self.segments:
+            return self.states[0][:-1]
         before = host_pool.empty(backend.namespace(self.h), self.h.shape, self.h.dtype)
         for number, cut in enumerate(self.segments):
             second, end = cut.first + cut.batch, cut.first + cut.steps * cut.batch
@@ -74,8 +78,15 @@ class SegmentRun(SavedRun):
     def __init__(self, run: SavedRun, number: int) -> None:
         cut, before = run.segments[number], run.before(number)
         self.x, self.gates = cut.of(run.x), None if run.gates is None else cut.of(run.gates)
-        self.h0, self.c0 = run.states[0][before, 0], run.states[-1][before, 0]
-        self.h, self.c = cut.of(run.h), cut.of(run.c)
+        self.h0, self.h = run.states[0][before, 0], cut.of(run.h)
+        self.c0, self.c = (self.h0, self.h) if run.c is run.h else (run.states[1][before, 0], cut.of(run.c))
+
+
+class UnsavedRun(SavedRun):
+    """A run that nobody goes back through: its initial state is where the caller has it."""
+
+    def __init__(self, x: Array, start: State, states: State, gates: Array | None) -> None:
+        self.x, self.gates, self.h0, self.c0, self.h, self.c = x, gates, start[0], start[-1], states[0], states[-1]
 
 
 @dataclass
