@@ -158,7 +158,7 @@ def infer(
     k: Any, cell: CellMath, x: Array, weights: Weights, initial: GivenState | None = None, segments: Segments = ()
 ) -> tuple[Array, State]:
     """Return h (T, B, H) and the last state as `forward` does, and keep nothing."""
-    xp, (steps, batch, _), hidden = backend.namespace(x), x.shape, weights.weight_hh.shape[1]
+    xp, (steps, batch, _), hidden = backend.namespace(x), x.shape, len(weights.weight_ih) // cell.gates
     if not backend.is_host(xp) and x.size and not segments and weights.weight_hr is None and _is_whole(initial):
         states = tuple([empty(xp, (steps, batch, hidden), x.dtype) for _ in cell.states])
         gates = empty(xp, (steps, batch, cell.kept * hidden), x.dtype) if cell.kept else None
