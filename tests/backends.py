@@ -2,9 +2,10 @@
 
 ``host``
     Numba, on NumPy arrays.
-``emulated-forward``, ``emulated-reverse``, ``emulated-random``
-    The device launchers and their CUDA sources, on NumPy arrays, executed by `cuda_on_cpu` with every check on. The
-    three differ in the order in which the threads of a block, and the blocks, are run.
+``emulated-random``
+    The device launchers and their CUDA sources, on NumPy arrays, executed by `cuda_on_cpu` with every check on, the
+    threads of a block, and the blocks, in random order. With ``EVERY_ORDER=1``, once a release,
+    ``emulated-forward`` and ``emulated-reverse`` as well.
 ``gpu``
     The same launchers and sources through CuPy; marked ``gpu`` and skipped where CuPy sees no device.
 """
@@ -12,6 +13,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from functools import cached_property
 from types import ModuleType
@@ -27,11 +29,10 @@ from sparsebp.core.check import Array
 from sparsebp.core.errors import DeviceError, MissingDependencyError
 from sparsebp.kernels.spec import Kernels
 
+ORDERS = ("forward", "reverse", "random") if os.environ.get("EVERY_ORDER") == "1" else ("random",)
 BACKENDS: dict[str, Any] = {
     "host": (),
-    "emulated-forward": (),
-    "emulated-reverse": (),
-    "emulated-random": (),
+    **{f"emulated-{order}": () for order in ORDERS},
     "gpu": pytest.mark.gpu,
 }
 
