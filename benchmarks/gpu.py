@@ -37,7 +37,7 @@ from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.spec import Kernels
 from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.executor import PlainExecutor as Executor
+from sparsebp.runtime.executor import PlainExecutor
 from sparsebp.runtime.search import all_schedules
 from sparsebp.scan.rules import choose_recurrent_backward
 from sparsebp.schedule import Schedule
@@ -181,7 +181,7 @@ class Steps:
         order: Schedule | None = None,
     ) -> None:  # fmt: skip
         order = schedule_of(Stages(model), "none", 1, "conventional") if order is None else order
-        self._batch, self._executor = batch, Executor(model, loss, optimizer, order, graph=graph)
+        self._batch, self._executor = batch, PlainExecutor(model, loss, optimizer, order, graph=graph)
         for _ in range(WARM):  # the third is captured
             self()
 

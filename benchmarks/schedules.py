@@ -34,7 +34,7 @@ from sparsebp.core import timing
 from sparsebp.core.errors import NonFiniteError, SparseBPError
 from sparsebp.core.tables import Column
 from sparsebp.runtime.actions import Observer, Stages, Step
-from sparsebp.runtime.executor import PlainExecutor as Executor
+from sparsebp.runtime.executor import PlainExecutor
 from sparsebp.runtime.measure import TimedExecutor, concurrent_costs, isolated_costs, isolated_schedule
 from sparsebp.runtime.pipeline import Distance, PipelineExecutor
 from sparsebp.runtime.search import FoundSchedule, OutOfOrderExecutor, all_schedules, steady
@@ -219,7 +219,7 @@ def check_gradients(make: Callable[[], Any], batch: tuple[Any, Any], orders: Map
     for name, order in orders.items():
         model = make()
         recorder = Recorder(optimizer_of(model))
-        executor = Executor(model, nn.CrossEntropyLoss(), recorder, order)
+        executor = PlainExecutor(model, nn.CrossEntropyLoss(), recorder, order)
         with thread_pools.one_core():
             for _ in range(CHECKED):
                 executor.step([batch])
@@ -265,12 +265,12 @@ def optimizer_of(model: Any) -> Any:
     return optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
 
 
-def _executor(make: Callable[[], Any], order: Schedule, cls: type[Executor] = Executor) -> Any:
+def _executor(make: Callable[[], Any], order: Schedule, cls: type[PlainExecutor] = PlainExecutor) -> Any:
     model = make()
     return cls(model, nn.CrossEntropyLoss(), optimizer_of(model), order)
 
 
-def _in_a_row(executor: Executor, batch: tuple[Any, Any], steps: int, one_core: bool) -> Callable[[object], None]:
+def _in_a_row(executor: PlainExecutor, batch: tuple[Any, Any], steps: int, one_core: bool) -> Callable[[object], None]:
     """Return a function that runs steps in a row."""
 
     def run_steps(_: object) -> None:

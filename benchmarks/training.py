@@ -29,7 +29,7 @@ from sparsebp.core.tables import Column
 from sparsebp.data import load_mnist_images
 from sparsebp.models import lenet5
 from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.executor import PlainExecutor as Executor
+from sparsebp.runtime.executor import PlainExecutor
 from sparsebp.schedule.builders import Fusion
 from sparsebp.train.setup import schedule_of
 
@@ -361,7 +361,7 @@ def ours(model: Any, optimizer: str) -> tuple[dict[Fusion, Any], Callable[[], ob
     opt = getattr(optim, cls)(model.parameters(), **options)
     stages = Stages(model)
     executors = {
-        fusion: Executor(model, nn.CrossEntropyLoss(), opt, schedule_of(stages, fusion, 1, "conventional"))
+        fusion: PlainExecutor(model, nn.CrossEntropyLoss(), opt, schedule_of(stages, fusion, 1, "conventional"))
         for fusion in FUSIONS
     }
     grads = {name: np.zeros_like(param) for name, param in model.parameters().items()}

@@ -30,11 +30,7 @@ from sparsebp.core.errors import DeviceError, MissingDependencyError
 from sparsebp.kernels.spec import Kernels
 
 ORDERS = ("forward", "reverse", "random") if os.environ.get("EVERY_ORDER") == "1" else ("random",)
-BACKENDS: dict[str, Any] = {
-    "host": (),
-    **{f"emulated-{order}": () for order in ORDERS},
-    "gpu": pytest.mark.gpu,
-}
+BACKENDS: dict[str, Any] = {"host": (), **{f"emulated-{order}": () for order in ORDERS}, "gpu": pytest.mark.gpu}
 
 
 class Backend:

@@ -15,7 +15,7 @@ from sparsebp import models, nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.comm.transport import Transport
 from sparsebp.runtime.actions import Stages, trained_parameters
-from sparsebp.runtime.executor import PlainExecutor as Executor
+from sparsebp.runtime.executor import PlainExecutor
 from sparsebp.runtime.pipeline import PipelineExecutor
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import build
@@ -129,7 +129,7 @@ def alone(
     names = Stages(model, trained_parameters(model, optimizer)).names
     for batches in steps:
         schedule = orders.order_for(model, microbatches=len(batches), fusion="none")
-        one = Executor(model, nn.CrossEntropyLoss(), optimizer, schedule, graph=False, **options)
+        one = PlainExecutor(model, nn.CrossEntropyLoss(), optimizer, schedule, graph=False, **options)
         found += one.step(batches)
     return [(step.loss, step.norm(names)) for step in found], state_of(model, optimizer)
 

@@ -11,7 +11,7 @@ from orders import assert_close, digest, order_for, state_of
 from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.data import epoch_order
-from sparsebp.runtime import PlainExecutor as Executor
+from sparsebp.runtime import PlainExecutor
 from sparsebp.runtime.actions import Stages
 from sparsebp.runtime.replicas import ReplicaExecutor
 from sparsebp.schedule import Schedule
@@ -94,7 +94,7 @@ def alone(make, optimizer, *, trained=None, inputs=INPUTS, accumulate=1, batch_s
     model = make()
     opt = optimizer(_trained(model, trained))
     schedule = order_for(model, microbatches=accumulate)
-    one = Executor(model, nn.CrossEntropyLoss(), opt, schedule, clip_norm=clip_norm)
+    one = PlainExecutor(model, nn.CrossEntropyLoss(), opt, schedule, clip_norm=clip_norm)
     steps = batches_of(len(inputs), batch_size, accumulate, epochs)
     losses, norms = run(one, steps, inputs)
     return state_of(model, opt), losses, norms

@@ -11,7 +11,6 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,28 +49,6 @@ class HostClock:
         start = time.perf_counter()
         run()
         return time.perf_counter() - start
-
-
-class DeviceClock:
-    """CUDA events around the call, on CuPy's current stream."""
-
-    # CuPy and PyTorch both work on the legacy default stream by default, so one pair of events times either. Gaps in
-    # which the device waits for Python count, as users wait for them too.
-
-    rest = 0.0  # an idle device lowers its clocks
-
-    def __init__(self, cupy: ModuleType) -> None:
-        self._start, self._stop = cupy.cuda.Event(), cupy.cuda.Event()
-        self._cupy = cupy
-
-    def __call__(self, run: Callable[[], object]) -> float:
-        """Return the seconds between the two events."""
-        self._cupy.cuda.Device().synchronize()  # synchronize!
-        self._start.record()
-        run()
-        self._stop.record()
-        self._stop.synchronize()  # synchronize!
-        return float(self._cupy.cuda.get_elapsed_time(self._start, self._stop)) * 1e-3
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Asks the stand-in for CuPy, in a process of its own: what a training step costs, what ``auto`` chooses."""
+"""Counts what a training step asks of the device, on the stand-in for CuPy in a separate process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 TESTS = Path(__file__).parents[1]
 LENGTH, BATCH = 64, 16
@@ -29,34 +28,12 @@ def step_counts(cell: str, backward: str) -> Counts:
     backward
         Algorithm of the recurrent layer.
     """
-    counts: Counts = _in_a_process_of_its_own("count", cell, backward)
-    return counts
-
-
-@cache
-def chosen_chunks(cell: str, length: int) -> int:
-    """Return how many chunks ``auto`` takes on the device that the stand-in stands for, an H200; 1: the recursion."""
-    return int(_in_a_process_of_its_own("chunks", cell, str(length)))
-
-
-def _in_a_process_of_its_own(*arguments: str) -> Any:
     path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
-    command = [sys.executable, "-m", "device.step_counts", *arguments]
+    command = [sys.executable, "-m", "device.step_counts", cell, backward]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stderr}")
-    return json.loads(done.stdout)
-
-
-def _chunks(cell: str, length: str) -> int:
-    import strict_cupy
-
-    cupy = strict_cupy.install()
-    from benchmarks.workloads import CELLS
-    from sparsebp.scan.rules import choose_recurrent_backward
-
-    features, hidden = CELLS[cell.upper()]
-    return choose_recurrent_backward(cell, int(length), BATCH, hidden, xp=cupy, input_size=features).chunks
+    assert done.returncode == 0, done.stderr
+    counts: Counts = json.loads(done.stdout)
+    return counts
 
 
 def _count(cell: str, backward: str) -> Counts:
@@ -90,5 +67,4 @@ def _count(cell: str, backward: str) -> Counts:
 
 
 if __name__ == "__main__":
-    what, *of = sys.argv[1:]
-    print(json.dumps(_count(*of) if what == "count" else _chunks(*of)))
+    print(json.dumps(_count(*sys.argv[1:])))

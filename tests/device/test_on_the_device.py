@@ -20,7 +20,7 @@ from sparsebp.core import backend, cublas
 from sparsebp.core.errors import DeviceError, LayoutError
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products import plan_product
-from sparsebp.runtime.executor import PlainExecutor as Executor
+from sparsebp.runtime.executor import PlainExecutor
 from sparsebp.runtime.search import all_schedules
 from sparsebp.scan import plan_scan
 from sparsebp.schedule.costs import Costs, StageBytes
@@ -102,7 +102,7 @@ def test_two_streams_on_another_device_than_the_first(second):
     for device in ("cpu", "cuda"):
         model = orders.conv().to(device)
         opt = optim.SGD(model.parameters(), 0.1)
-        executor = Executor(model, nn.CrossEntropyLoss(), opt, orders.order_for(model, **order))
+        executor = PlainExecutor(model, nn.CrossEntropyLoss(), opt, orders.order_for(model, **order))
         batch = [tuple(backend.to_device(a, device) for a in (orders.IMAGES, orders.CLASSES))]
         for _ in range(2):
             executor.step(batch)
@@ -148,8 +148,9 @@ def test_steps_that_are_captured_on_two_devices_in_turn(second, cupy):
 
     def executor(device):
         model = orders.conv().to(device)
-        return Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1, 0.9), orders.order_for(model),
-                        graph=device == "cuda"), model  # fmt: skip
+        sgd = optim.SGD(model.parameters(), 0.1, 0.9)
+        order = orders.order_for(model)
+        return PlainExecutor(model, nn.CrossEntropyLoss(), sgd, order, graph=device == "cuda"), model
 
     host, expected = executor("cpu")
     there = {}
@@ -231,7 +232,9 @@ def test_a_network_on_two_streams(name, make, graph, cupy):
             size = {"stages": order.graph.stages, "unweighted": order.graph.unweighted}
             costs = Costs({"F": 1.0, "I": 1.0, "W": 1.0, "U": 0.1}, (StageBytes(),) * order.graph.stages)
             order = all_schedules(size, costs)[name]
-        executor = Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1, 0.9), order, graph=graph)
+        executor = PlainExecutor(
+            model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1, 0.9), order, graph=graph
+        )
         sent = tuple(backend.to_device(array, device) for array in batch)
         done = [step.loss for _ in range(5) for step in executor.step([sent])]
         done += [step.loss for step in executor.flush()]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp.core.errors import LayoutError, OptionError, ShapeError
-from sparsebp.kernels.device import rnn as recurrent
+from sparsebp.kernels.device import rnn
 from sparsebp.kernels.spec import CANDIDATES
 from strategies import normal, reals, seeds, sizes, tolerance
 
@@ -94,7 +94,7 @@ def test_a_min_gru_in_chunks_is_that_of_one_chunk(backend, nonlinearity, reverse
     lengths = backend.array(np.array([40, 13, 0]))
     found = []
     for least in (64, 1):
-        monkeypatch.setattr(recurrent, "_LEAST_STEPS", least)
+        monkeypatch.setattr(rnn, "_LEAST_STEPS", least)
         h, gx, gh0 = (backend.empty(each, dtype) for each in (shape, x.shape, h0.shape))
         arrays = backend.array(x), backend.array(h0)
         backend.kernels.min_gru_forward(*arrays, lengths, nonlinearity, reverse, h)
@@ -102,7 +102,7 @@ def test_a_min_gru_in_chunks_is_that_of_one_chunk(backend, nonlinearity, reverse
             arrays[0], h, backend.array(gh), arrays[1], lengths, nonlinearity, reverse, gx, gh0
         )
         found.append([backend.numpy(array) for array in (h, gx, gh0)])
-    assert recurrent.linear_chunks(40, 99) == 8
+    assert rnn.linear_chunks(40, 99) == 8
     for one, cut in zip(*found, strict=True):
         np.testing.assert_allclose(cut, one, **tolerance(dtype))
     assert not found[1][0][13:, 1].any()

@@ -16,7 +16,7 @@ from sparsebp import kernels
 from sparsebp.core import threads
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.kernels.host import matmul, matmul_batches, matmul_many, update_by_product, worth_update_by_product
-from sparsebp.kernels.host.dense import products as dense
+from sparsebp.kernels.host.dense import products
 from sparsebp.kernels.host.dense.products import SMALL
 from sparsebp.kernels.host.engine.tiles import gemm_of
 from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS
@@ -53,10 +53,10 @@ def cut_for(small, own):
     def blas_of(dtype, alone=False):
         return *library(dtype, True)[:4], gemm_of(dtype) if own and not alone else 0
 
-    library = dense.blas_of
+    library = products.blas_of
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dense, "has_small_kernels", lambda: small)
-        patch.setattr(dense, "blas_of", blas_of)
+        patch.setattr(products, "has_small_kernels", lambda: small)
+        patch.setattr(products, "blas_of", blas_of)
         yield
 
 
@@ -79,7 +79,7 @@ def test_our_own_product_is_blass(m, n, k, dtype, seed, turned, added, wide):
     before, beside = c[:, :n].astype(np.float64) if added else np.zeros((m, n)), c[:, n:].copy()
     c[:, :n] = before if added else np.nan
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
-    blas = *dense.blas_of(np.dtype(dtype))[:4], gemm_of(np.dtype(dtype))
+    blas = *products.blas_of(np.dtype(dtype))[:4], gemm_of(np.dtype(dtype))
     run_gemm(blas, m, n, k, left, turned[0], right, turned[1], added, c)
     bound = rounding(wide_a, wide_b, dtype) + 2 * np.finfo(dtype).eps * abs(before)
     assert (abs(c[:, :n] - (wide_a @ wide_b + before)) <= bound).all()
@@ -89,7 +89,7 @@ def test_our_own_product_is_blass(m, n, k, dtype, seed, turned, added, wide):
 @numba.njit
 def run_gemm(blas, m, n, k, a, a_turned, b, b_turned, added, c):
     """Multiply by our own product, whatever the size."""
-    dense.gemm(
+    products.gemm(
         (blas[4], *blas[1:4], 0), m, n, k, a.ctypes.data, a_turned, a.shape[1], b.ctypes.data, b_turned, b.shape[1],
         added, c.ctypes.data, c.shape[1],
     )  # fmt: skip
@@ -242,8 +242,8 @@ def test_many_products_are_those_of_single_calls(shapes, dtype, seed, small, own
         found = matmul_many(pairs)
         wanted = [matmul(a, b, np.empty((len(a), b.shape[1]), dtype)) for a, b in pairs]
     if found is None:
-        assert not dense.is_numpys() or any(
-            1 in (k, m * n) or dense.describe(a, b)[0].outer == dense.K
+        assert not products.is_numpys() or any(
+            1 in (k, m * n) or products.describe(a, b)[0].outer == products.K
             for (m, k, n, *_), (a, b) in zip(shapes, pairs, strict=True)
         )
         return
@@ -253,11 +253,11 @@ def test_many_products_are_those_of_single_calls(shapes, dtype, seed, small, own
 
 def test_many_products_of_other_layouts_dtypes_or_libraries_are_left_alone(monkeypatch):
     a, b = np.ones((4, 4), np.float32), np.ones((4, 8), np.float32)
-    assert (matmul_many([(a, b)]) is None) == (not dense.is_numpys())
+    assert (matmul_many([(a, b)]) is None) == (not products.is_numpys())
     assert matmul_many([(a, b), (a.astype(np.float64), b.astype(np.float64))]) is None
     assert matmul_many([(a[:, ::2], b[:2])]) is None
     assert matmul_many([(a, a.T)]) is None  # NumPy computes half of it
-    monkeypatch.setattr(dense, "is_numpys", lambda: False)
+    monkeypatch.setattr(products, "is_numpys", lambda: False)
     assert matmul_many([(a, b)]) is None
 
 
@@ -268,11 +268,11 @@ def test_what_the_blas_prefetches_behind_its_operands_is_mapped():
 import ctypes, mmap, struct
 import numpy as np
 from sparsebp.core import threads
-from sparsebp.kernels.host.dense import products as dense
+from sparsebp.kernels.host.dense import products
 from sparsebp.kernels.host import matmul
 
 matmul(np.ones((200, 200)), np.ones((200, 200)))
-library = ctypes.CDLL(dense._library()["filepath"])
+library = ctypes.CDLL(products._library()["filepath"])
 library.blas_memory_alloc.restype = ctypes.c_void_p
 buffers = [library.blas_memory_alloc(0) for _ in range(threads.most_threads())]
 for buffer in buffers:
@@ -281,7 +281,7 @@ for buffer in buffers:
         entries = struct.iter_unpack("<Q", file.read((1 << 22) // mmap.PAGESIZE * 8))
         print(all(entry >> 63 for (entry,) in entries))
 """
-    if not dense._library()["filepath"]:
+    if not products._library()["filepath"]:
         pytest.skip("the BLAS is not OpenBLAS")
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(ran.stdout.split()) == {"True"}

@@ -17,7 +17,7 @@ from recurrent_reference import Case, cases, input_cases, project, projections, 
 from sparsebp import kernels
 from sparsebp.core.errors import LayoutError, OptionError, ShapeError
 from sparsebp.core.threads import most_threads
-from sparsebp.kernels.device import rnn as device_recurrent
+from sparsebp.kernels.device import rnn as device_rnn
 from sparsebp.patterns import lstm_pattern
 from strategies import reals, seeds, tolerance
 from thread_counts import assert_same_for_any_number_of_threads
@@ -312,8 +312,8 @@ def test_sums_of_gates(
 
 def test_sums_of_many_rows_are_those_of_pieces(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device; whole pieces and a rest, down to a single row."""
-    monkeypatch.setattr(device_recurrent, "_ROWS_AT_ONCE", 70)
-    monkeypatch.setattr(device_recurrent, "_PIECE", 35)
+    monkeypatch.setattr(device_rnn, "_ROWS_AT_ONCE", 70)
+    monkeypatch.setattr(device_rnn, "_PIECE", 35)
     for rows in (70, 71, 105, 106, 173):
         ga = np.random.default_rng(rows).standard_normal((rows, 13))
         b_ih, b_hh = backend.empty(10, np.float64), backend.empty(10, np.float64)

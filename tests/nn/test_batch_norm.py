@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sparsebp import kernels, nn, optim
 from sparsebp.core.errors import LayoutError, OptionError, ShapeError
 from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.executor import PlainExecutor as Executor
+from sparsebp.runtime.executor import PlainExecutor
 from sparsebp.train.setup import schedule_of
 from strategies import seeds, sizes
 from torch_twins import assert_gradients, assert_like_torch, loaded
@@ -160,7 +160,7 @@ def test_a_chain_of_stages_computes_what_the_layers_compute_by_themselves():
         layers = nn.Conv2d(2, 5, 3, rng=0), norm, nn.ReLU6(), nn.Flatten(), nn.Linear(80, 3, rng=1)
         model = nn.Sequential(*layers)
         optimizer = optim.SGD(model.parameters(), 0.1)
-        executor = Executor(
+        executor = PlainExecutor(
             model, nn.CrossEntropyLoss(), optimizer, schedule_of(Stages(model), "none", 1, "conventional")
         )
         for _ in range(3):

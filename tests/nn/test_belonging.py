@@ -14,7 +14,7 @@ from sparsebp.core.errors import OptionError
 from sparsebp.core.shortcuts import STANDS_FOR, belongs, defines
 from sparsebp.data import ArrayDataset
 from sparsebp.nn.gradients import gradients_of
-from sparsebp.runtime import PlainExecutor as Executor
+from sparsebp.runtime import PlainExecutor
 from sparsebp.runtime.actions import Stages
 from sparsebp.runtime.time_parallel import TimeParallel
 from sparsebp.train import Trainer
@@ -385,7 +385,7 @@ def test_a_composite_layer_gives_the_gradients_of_its_children_by_dotted_name(ti
         trained, by_hand = made(), made()
         ours, other = (optim.SGD(m.parameters(), lr=0.1) for m in (trained, by_hand))
         stages = Stages(trained)
-        executor = Executor(trained, loss, ours, schedule_of(stages, fusion, 1, "conventional"))
+        executor = PlainExecutor(trained, loss, ours, schedule_of(stages, fusion, 1, "conventional"))
         for _ in range(2):
             executor.step([(x, target)])
             other.step(sb.value_and_grad(by_hand, loss)(x, target)[1])

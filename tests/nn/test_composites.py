@@ -17,7 +17,7 @@ from sparsebp import nn, optim
 from sparsebp.core.errors import OptionError, ShapeError, StaleError
 from sparsebp.core.shortcuts import batch_axes_of
 from sparsebp.nn.gradients import undisturbed
-from sparsebp.runtime import PlainExecutor as Executor
+from sparsebp.runtime import PlainExecutor
 from sparsebp.runtime.actions import Stages
 from sparsebp.train import Trainer
 from sparsebp.train.batches import sample_axis
@@ -306,7 +306,7 @@ def test_a_layer_that_is_replaced_between_forward_and_backward():
 @pytest.mark.parametrize("fusion", ["none", "forward"])
 def test_a_layer_without_parameters_that_is_replaced_during_a_run(fusion):
     model, loss, x = nn.Sequential(linear(), nn.Tanh(), linear(seed=1)), nn.MSELoss(), np.ones((4, 3))
-    executor = Executor(
+    executor = PlainExecutor(
         model, loss, optim.SGD(model.parameters()), schedule_of(Stages(model), fusion, 1, "conventional")
     )
     executor.step([(x, x)])
@@ -637,7 +637,7 @@ def test_more_questions_that_a_layer_of_layers_passes_on():
     for layer, captured in ((nn.Residual(linear()), True), (Draws(linear()), False), (Around(linear()), False)):
         model = nn.Sequential(layer)
         schedule = schedule_of(Stages(model), "none", 1, "conventional")
-        executor = Executor(model, nn.MSELoss(), optim.SGD(model.parameters()), schedule, graph=True)
+        executor = PlainExecutor(model, nn.MSELoss(), optim.SGD(model.parameters()), schedule, graph=True)
         assert any("0 (" in why and "does not say" in why for why in executor.uncaptured) != captured
 
 

@@ -14,7 +14,7 @@ from sparsebp import nn, optim
 from sparsebp.core import threads
 from sparsebp.core.errors import NonFiniteError, OptionError, ScheduleError
 from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.executor import PlainExecutor as Executor
+from sparsebp.runtime.executor import PlainExecutor
 from sparsebp.schedule import Action, Schedule
 from sparsebp.schedule.builders import conventional, data_parallel, gpipe, out_of_order
 from sparsebp.schedule.files import write_csv
@@ -100,7 +100,7 @@ def test_a_step_and_what_it_leaves_over():
     model = orders.mlp()
     opt = optim.SGD(model.parameters(), 0.1)
     order = orders.order_for(model, fusion="forward")
-    executor = Executor(model, nn.CrossEntropyLoss(), opt, order)
+    executor = PlainExecutor(model, nn.CrossEntropyLoss(), opt, order)
     assert executor.flush() == [] and not executor.pending
     before = model.state_dict()
     (step,) = executor.step([(orders.IMAGES, orders.CLASSES)], "tag")
@@ -151,4 +151,4 @@ def test_a_schedule_with_sums_is_refused_as_such_where_a_stage_is_frozen():
     model = nn.Sequential(nn.Linear(3, 4, rng=0), nn.Linear(4, 3, rng=1))
     first = {name: array for name, array in model.parameters().items() if name.startswith("0.")}
     with pytest.raises(OptionError, match="synchronises gradients of one device"):
-        Executor(model, nn.CrossEntropyLoss(), optim.SGD(first, lr=0.1), data_parallel(stages=2, microbatches=1))
+        PlainExecutor(model, nn.CrossEntropyLoss(), optim.SGD(first, lr=0.1), data_parallel(stages=2, microbatches=1))

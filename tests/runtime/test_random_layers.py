@@ -11,7 +11,7 @@ from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.nn.init import Rows, rows_of
-from sparsebp.runtime.executor import PlainExecutor as Executor
+from sparsebp.runtime.executor import PlainExecutor
 from sparsebp.runtime.replicas import ReplicaExecutor
 from sparsebp.schedule.builders import data_parallel
 from sparsebp.train import Trainer
@@ -144,7 +144,7 @@ def test_unequal_shares_of_a_callers_own():
     def alone(_):
         model = dense()
         schedule = order_for(model, microbatches=2)
-        executor = Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), schedule)
+        executor = PlainExecutor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), schedule)
         (step,) = executor.step([(x[:3], target[:3]), (x[3:], target[3:])])
         return step.loss, model.parameters(), {}
 

@@ -11,7 +11,7 @@ import pytest
 import orders
 from sparsebp import nn, optim
 from sparsebp.core import backend, graphs, threads
-from sparsebp.runtime.executor import PlainExecutor as Executor
+from sparsebp.runtime.executor import PlainExecutor
 from sparsebp.runtime.streams import TwoStreams
 from sparsebp.schedule.builders import conventional, out_of_order
 from strict_cupy.modules import build
@@ -20,7 +20,7 @@ from strict_cupy.modules import build
 def test_what_streams_work_on_is_kept_until_both_are_done(monkeypatch):
     model = orders.mlp()
     order = orders.order_for(model, streams=2, fusion="backward")
-    executor = Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters()), order)
+    executor = PlainExecutor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters()), order)
     executor._two = TwoStreams(build()["cupy"])
     kept, wait = [], TwoStreams._wait
 
@@ -38,7 +38,7 @@ def test_what_streams_work_on_is_kept_until_both_are_done(monkeypatch):
 def test_a_forgotten_executor_ends_its_thread():
     model = orders.mlp()
     order = orders.order_for(model, streams=2)
-    executor = Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters()), order)
+    executor = PlainExecutor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters()), order)
     executor.step([(orders.IMAGES, orders.CLASSES)])
     thread = executor._two._thread
     assert thread.is_alive()
@@ -81,7 +81,7 @@ def test_two_streams_of_a_gpu(schedule):
     for order in ("conventional", schedule):
         model = orders.conv().to("cuda")
         built = orders.order_for(model, out_of_order if order == "ooo" else conventional, fusion="backward")
-        executor = Executor(model, nn.CrossEntropyLoss(), optim.Adam(model.parameters(), 0.01), built)
+        executor = PlainExecutor(model, nn.CrossEntropyLoss(), optim.Adam(model.parameters(), 0.01), built)
         steps = []
         for _ in range(5):
             steps += executor.step([(cp.asarray(orders.IMAGES), cp.asarray(orders.CLASSES))])

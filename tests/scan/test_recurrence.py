@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import sparsebp as sb
 from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError
-from sparsebp.kernels.device import rnn as recurrent
+from sparsebp.kernels.device import rnn
 from strategies import seeds, sizes, tolerance
 from thread_counts import assert_same_for_any_number_of_threads
 
@@ -63,7 +63,7 @@ def test_recurrence_and_its_gradients(
     options = {"reverse": reverse, "lengths": drawn}
     on_device = [None if x is None else backend.array(x) for x in (a, b, grad_h, h0)]
     with backend.in_use(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recurrent, "_LEAST_STEPS", least)
+        patch.setattr(rnn, "_LEAST_STEPS", least)
         h = sb.linear_recurrence(*on_device[:2], on_device[3], **options)
         grads = sb.linear_recurrence_vjp(on_device[0], h, *on_device[2:], **options)
     want = by_loop(a, b, h0, grad_h, reverse, drawn)

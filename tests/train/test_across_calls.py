@@ -14,7 +14,7 @@ from sparsebp.core import threads
 from sparsebp.core.errors import OptionError
 from sparsebp.optim import Update
 from sparsebp.runtime.actions import Observer, Stages
-from sparsebp.runtime.executor import PlainExecutor as Executor
+from sparsebp.runtime.executor import PlainExecutor
 from sparsebp.schedule import StepGraph
 from within import within
 
@@ -138,7 +138,7 @@ def test_an_executor_that_failed(seed, first, streams, microbatches, part, at, c
     order = orders.random_order(np.random.default_rng(seed), graph, streams, first)
     optimizer, loss, observer = Optimizer(model.parameters(), 0.01), Loss(), Looking()
     optimizer.once = loss.once = observer.once = once
-    executor = Executor(model, loss, optimizer, order, observer=observer)
+    executor = PlainExecutor(model, loss, optimizer, order, observer=observer)
 
     def run():
         """Return when the error came, at which step or at the end; -1 for never, None if it was refused to go on."""

@@ -19,7 +19,7 @@ from sparsebp.core.errors import DeviceError, NonFiniteError, OptionError
 from sparsebp.core.graphs import GraphRecorder
 from sparsebp.runtime import streams
 from sparsebp.runtime.actions import Observer, Stages
-from sparsebp.runtime.executor import PlainExecutor as Executor
+from sparsebp.runtime.executor import PlainExecutor
 from sparsebp.runtime.streams import Graphs, in_turn
 from sparsebp.schedule.builders import out_of_order
 from sparsebp.train import Callback, ProgressBar, Trainer
@@ -105,7 +105,7 @@ def schedules(model):
 def executor_of(model, loss=None, **options):
     """Return an executor of the conventional order with plain SGD."""
     opt = optim.SGD(model.parameters(), 0.1)
-    return Executor(model, loss or nn.CrossEntropyLoss(), opt, orders.order_for(model), **options)
+    return PlainExecutor(model, loss or nn.CrossEntropyLoss(), opt, orders.order_for(model), **options)
 
 
 @pytest.mark.parametrize("order", ["none", "forward", "backward", "two", "ooo"])
@@ -115,7 +115,7 @@ def test_a_captured_step_gives_the_same_numbers(order, optimizer, host_recorder)
     for graph in (False, True):
         model = orders.conv()
         opt = orders.OPTIMIZERS[optimizer](model.parameters())
-        executor = Executor(model, nn.CrossEntropyLoss(), opt, schedules(model)[order], graph=graph)
+        executor = PlainExecutor(model, nn.CrossEntropyLoss(), opt, schedules(model)[order], graph=graph)
         assert executor.uncaptured == (() if graph else ("graph=False",))
         done = []
         for number in range(8):
@@ -138,7 +138,7 @@ def test_accumulation_is_captured(host_recorder):
         model = orders.conv()
         opt = optim.SGD(model.parameters(), 0.1, 0.9)
         order = schedule_of(Stages(model), "none", 2, "conventional")
-        executor = Executor(model, nn.CrossEntropyLoss(), opt, order, graph=graph)
+        executor = PlainExecutor(model, nn.CrossEntropyLoss(), opt, order, graph=graph)
         for _ in range(4):
             executor.step([tuple(a[:8] for a in BATCH), tuple(a[8:13] for a in BATCH)])
         states.append(orders.state_of(model, opt))
@@ -149,7 +149,7 @@ def test_accumulation_is_captured(host_recorder):
 @pytest.mark.parametrize("order", ["none", "forward", "backward", "two", "ooo"])
 def test_tasks_come_after_those_that_they_wait_for(order):
     model = orders.conv()
-    executor = Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), schedules(model)[order])
+    executor = PlainExecutor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), schedules(model)[order])
     program = executor._program(1)
     done, seen = set(), []
     for lane, task in in_turn(program):
@@ -204,7 +204,7 @@ def test_what_fails_while_it_is_captured_is_said_and_runs_as_ever(error, host_re
     for each, graph in ((model, True), (twin, False)):
         opt = optim.Adam(each.parameters(), 0.01)
         order = schedule_of(Stages(each), "none", 1, "conventional")
-        executor = Executor(each, nn.CrossEntropyLoss(), opt, order, graph=graph)
+        executor = PlainExecutor(each, nn.CrossEntropyLoss(), opt, order, graph=graph)
         for number in range(4):
             with (
                 pytest.warns(RuntimeWarning, match="at stage '4'")
@@ -369,7 +369,7 @@ class TestOnAGpu:
         cp = backend.cupy()
         dropout = nn.Dropout(0.0, rng=0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(5, 64, rng=0), dropout, nn.Linear(64, 3, rng=1)).to("cuda")
-        executor = Executor(
+        executor = PlainExecutor(
             model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.0), schedules(model)["none"], graph=True
         )
         batch = cp.asarray(np.ones((4, 5), np.float32)), cp.asarray(np.arange(4) % 3)

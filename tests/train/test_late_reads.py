@@ -9,7 +9,7 @@ import orders
 from sparsebp import nn, optim
 from sparsebp.core import backend
 from sparsebp.core.errors import NonFiniteError, OptionError
-from sparsebp.runtime.executor import PlainExecutor as Executor
+from sparsebp.runtime.executor import PlainExecutor
 from sparsebp.runtime.streams import LENGTHS, MOST_GRAPHS
 from sparsebp.schedule.builders import conventional
 from sparsebp.train import Callback, Trainer
@@ -63,7 +63,7 @@ def stepping(make, *, optimizer="adam", order="none", clip_norm=None, graph=Fals
     cp = backend.cupy()
     model = make().to("cuda")
     optimizer, order = orders.OPTIMIZERS[optimizer](model.parameters()), test_graphs.schedules(model)[order]
-    executor = Executor(model, nn.CrossEntropyLoss(), optimizer, order, graph=graph, clip_norm=clip_norm)
+    executor = PlainExecutor(model, nn.CrossEntropyLoss(), optimizer, order, graph=graph, clip_norm=clip_norm)
 
     def step(batch, number):
         optimizer.lr = 0.01 if number < STEPS else 0.001
@@ -232,7 +232,7 @@ def test_how_much_counts_is_read_with_the_other_numbers(counted, options):
     (make, batches), cp = MODELS["rnn"], backend.cupy()
     model = make().to("cuda")
     order = conventional(stages=len(model.stages()), microbatches=2)
-    executor = Executor(model, nn.CrossEntropyLoss(**options), optim.SGD(model.parameters(), 0.1), order)
+    executor = PlainExecutor(model, nn.CrossEntropyLoss(**options), optim.SGD(model.parameters(), 0.1), order)
     parts = [[tuple(map(cp.asarray, batch)) for batch in batches[at : at + 2]] for at in (0, 2, 4)]
     executor.step(parts[0], 0)
     executor.step(parts[1], 1)

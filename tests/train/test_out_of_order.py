@@ -11,7 +11,7 @@ import orders
 from schedules import costs as any_costs
 from sparsebp import models, nn, optim
 from sparsebp.core.errors import MemoryLimitError, OptionError
-from sparsebp.runtime import PlainExecutor as Executor
+from sparsebp.runtime import PlainExecutor
 from sparsebp.runtime.measure import Span, _arrays, measured_costs, measured_slowdowns, with_dispatch_latency
 from sparsebp.runtime.search import (
     COSTS_NAME,
@@ -126,7 +126,7 @@ def layer_output(stages, count, x):
 def found_by(monkeypatch, seconds):
     """Return an executor of the mlp that has found a schedule; a step takes `seconds(schedule, costs)`."""
     make, data = MODELS["mlp"]
-    model, now, run = make(), [0.0], Executor.step
+    model, now, run = make(), [0.0], PlainExecutor.step
     executor = OutOfOrderExecutor(
         model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), steps=ROUNDS, clock=lambda: now[0]
     )
@@ -135,7 +135,7 @@ def found_by(monkeypatch, seconds):
         now[0] += seconds(self.schedule, executor.costs)
         return run(self, batches, tag)
 
-    monkeypatch.setattr(Executor, "step", step)
+    monkeypatch.setattr(PlainExecutor, "step", step)
     batch = data().batch(range(4))
     while executor.found is None:
         executor.step([batch])

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import orders
 from sparsebp import nn
 from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.executor import PlainExecutor as Executor
+from sparsebp.runtime.executor import PlainExecutor
 from sparsebp.schedule import StepGraph
 from sparsebp.train import Trainer
 from within import within
@@ -179,7 +179,7 @@ class Training(RuleBasedStateMachine):
     def execute(self, kind, streams, accumulate, seed, sizes, flushes):
         """Run single steps, of any sizes, with flushes in between, by an executor."""
         schedule = self.order(kind, streams, accumulate, seed)["schedule"]
-        executor = Executor(self.model, nn.CrossEntropyLoss(), self.opt, schedule)
+        executor = PlainExecutor(self.model, nn.CrossEntropyLoss(), self.opt, schedule)
         data = self.data(22)
 
         def run():

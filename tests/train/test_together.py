@@ -8,10 +8,10 @@ import pytest
 import orders
 from sparsebp import nn, optim, prune
 from sparsebp.core import threads
-from sparsebp.kernels.host.dense import products as dense
+from sparsebp.kernels.host.dense import products
 from sparsebp.runtime import streams
 from sparsebp.runtime.actions import Actions, Stages
-from sparsebp.runtime.executor import PlainExecutor as Executor
+from sparsebp.runtime.executor import PlainExecutor
 from sparsebp.runtime.measure import TimedExecutor
 from sparsebp.schedule import Action, Schedule, StepGraph
 
@@ -34,7 +34,7 @@ def chain():
 
 def trained(model, order, timed=False):
     opt = optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    executor = (TimedExecutor if timed else Executor)(model, nn.CrossEntropyLoss(), opt, order)
+    executor = (TimedExecutor if timed else PlainExecutor)(model, nn.CrossEntropyLoss(), opt, order)
     for _ in range(3):
         (step,) = executor.step([(orders.IMAGES, orders.CLASSES)])
     executor.flush()
@@ -79,7 +79,7 @@ def test_weight_gradients_that_can_begin_run_in_one_call(monkeypatch, what, toge
     monkeypatch.setattr(streams, "MOST_JOINED_BYTES", 0 if what == "too large" else 1 << 21)
     order = side_by_side(made())
     state, norm, spans = trained(made(), order, timed)
-    assert found == ([] if together is None else [((1, 3), together and dense.is_numpys())] * 3)
+    assert found == ([] if together is None else [((1, 3), together and products.is_numpys())] * 3)
     wanted, wanted_norm, _ = trained(made(), orders.order_for(made()))
     orders.assert_same(state, wanted)
     assert norm == wanted_norm
