@@ -22,26 +22,31 @@ from sparsebp.core import backend, host_pool
 from sparsebp.core.check import Array, check_choice, check_flag, check_integer
 from sparsebp.core.errors import DeviceError, OptionError, PatternError, PivotError, ShapeError, within_memory
 from sparsebp.core.locks import cached_property
-from sparsebp.core.threads import one_blas_thread
 from sparsebp.patterns.pattern import SparsityPattern, frozen, not_finite, structure_of
+from sparsebp.products.elimination import lay_out
+from sparsebp.products.ordering import (
+    INDEPENDENT,
+    Order,
+    check_order,
+    nearly_symmetric,
+    order_diagonal,
+    order_pivots,
+    why_singular,
+)
 from sparsebp.products.product import ProductPlan, _as_columns, _check_values, plan_product
 
-SYMMETRIC = 0.5
-"""Share of entries with a partner across the diagonal from which a pattern is ordered as a symmetric one."""
-THRESHOLD = 0.5
-"""A symmetric order's pivot over the largest entry of its column, at least: large enough for residuals like those of
-partial pivoting, small enough to leave most pivots on the diagonal."""
-SPARE = 4
-"""Entries of L that two rows of one panel have together at most, if their columns differ."""
+MODEST = 8.0
+"""Growth up to which pivots on the diagonal are as good as those that partial pivoting chooses."""
 NAMED = 8
 """Samples that a message lists."""
 INDEFINITE = "not positive definite to working precision"
-INDEPENDENT = "rows and columns that are linearly independent"
 
 Kind = Literal["lu", "cholesky"]
 
 
-def plan_factor(pattern: Any, values: Any = None, *, kind: Kind = "lu") -> FactorPlan:
+def plan_factor(
+    pattern: Any, values: Any = None, *, kind: Kind = "lu", order: Order | Array | None = None
+) -> FactorPlan:
     """Choose the order of elimination of the matrices on a pattern, and find the structure of their factors.
 
     Parameters
@@ -56,6 +61,10 @@ def plan_factor(pattern: Any, values: Any = None, *, kind: Kind = "lu") -> Facto
         ``"lu"``, or ``"cholesky"`` for symmetric positive definite matrices, on a symmetric pattern and without
         `values`: half of the memory and of the operations. Values above the diagonal are read, and taken for those
         below.
+    order
+        How rows and columns are ordered before pivots are chosen: ``"minimum_degree"``; ``"nested_dissection"`` by
+        METIS, which fills less on three-dimensional grids, if the package `pymetis` is installed; ``"natural"``; or a
+        permutation, (n,) integers, of rows and columns in the order of elimination. None: what the notes say.
 
     Returns
     -------
@@ -67,7 +76,9 @@ def plan_factor(pattern: Any, values: Any = None, *, kind: Kind = "lu") -> Facto
         `pattern` is neither, or not square; without `values`: it lacks an entry on the diagonal; for Cholesky
         factors: it is not symmetric.
     OptionError
-        An unknown `kind`, or ``kind="cholesky"`` with `values`.
+        An unknown `kind`, or ``kind="cholesky"`` with `values`; an unknown `order`, or no permutation.
+    MissingDependencyError
+        Nested dissection without `pymetis`.
     DTypeError, DeviceError, LayoutError
         `values` is not such an array.
     PivotError
@@ -77,11 +88,12 @@ def plan_factor(pattern: Any, values: Any = None, *, kind: Kind = "lu") -> Facto
 
     Notes
     -----
-    Columns are ordered by SuperLU (J. Demmel et al., "A supernodal approach to sparse partial pivoting", SIAM J. Matrix
-    Anal. Appl. 20, 1999): by minimum degree where at least half of the entries have a partner across the diagonal,
-    and then a pivot may be on the diagonal if it is half as large as its column's largest entry; else, and where the
-    factors of `values` would not be accurate, by COLAMD with partial pivoting. Without `values`, rows and columns with
-    the same pattern are ordered as one: matrices of blocks are planned in the time that one of numbers takes.
+    Where at least half of the entries have a partner across the diagonal, rows and columns are ordered together, by
+    minimum degree on A + Aᵀ. Pivots are on the diagonal if that is accurate for `values` (terms of L U are at most
+    eight times the matrix's entries); else one may be there if it is half as large as its column's largest
+    entry. Other patterns, and those for which that is not accurate either, are ordered by COLAMD with partial pivoting.
+    Without `values`, rows and columns with the same pattern are ordered as one: matrices of blocks are planned in the
+    time that one of numbers takes.
     """
     check_choice("kind", kind, ("lu", "cholesky"))
     given, pattern = pattern, structure_of("pattern", pattern)
@@ -91,6 +103,7 @@ def plan_factor(pattern: Any, values: Any = None, *, kind: Kind = "lu") -> Facto
     n, m = pattern.shape
     if n != m:
         raise ShapeError("Only square matrices have factors", expected="as many rows as columns", got=pattern.shape)
+    order = check_order(order, n)
     if values is None:
         missing = np.setdiff1d(np.arange(n), pattern.indices[pattern.row_of_entry == pattern.indices])
         if len(missing):
@@ -108,16 +121,25 @@ def plan_factor(pattern: Any, values: Any = None, *, kind: Kind = "lu") -> Facto
     with within_memory(f"The plan of the factors of a matrix of shape {pattern.shape} does not fit in memory",
                        "Reorder the matrix, or solve iteratively"):  # fmt: skip
         if values is None:
-            order, heads = _order(pattern, kind)
-            return _lay_out(pattern, order, order, heads, kind == "cholesky")
-        if _nearly_symmetric(pattern):
-            with contextlib.suppress(
-                PivotError
-            ):  # rows of very different sizes, say: pivots are worth more than symmetry
-                plan = _lay_out(pattern, *_pivot_order(pattern, values, symmetric=True))
+            return _plan_diagonal(pattern, order, kind == "cholesky")
+        if nearly_symmetric(pattern):
+            diagonal = values[pattern.row_of_entry == pattern.indices]
+            if len(diagonal) == n and diagonal.all():
+                with contextlib.suppress(PivotError):
+                    plan = _plan_diagonal(pattern, order, half=False)
+                    if plan(values).growth <= MODEST:
+                        return plan
+            with contextlib.suppress(PivotError):  # rows of very different sizes: pivots are worth more than symmetry
+                plan = FactorPlan(pattern, *lay_out(pattern, *order_pivots(pattern, values, True, order)))
                 plan(values)
                 return plan
-        return _lay_out(pattern, *_pivot_order(pattern, values, symmetric=False))
+        return FactorPlan(pattern, *lay_out(pattern, *order_pivots(pattern, values, False, order)))
+
+
+def _plan_diagonal(pattern: SparsityPattern, order: Any, half: bool) -> FactorPlan:
+    """Plan pivots on the diagonal, in the order that suits."""
+    found, heads = order_diagonal(pattern, order, symmetric=half)
+    return FactorPlan(pattern, *lay_out(pattern, found, found, heads, half))
 
 
 plans: WeakValueDictionary[int, FactorPlan] = WeakValueDictionary()
@@ -277,7 +299,7 @@ class FactorPlan:
                 got=f"another{where}" + "".join(f", first in row {self.rows[k]}" for k in worst),
                 remedy='Symmetric matrices that are not positive definite have LU factors, kind="lu"', samples=samples,
             )  # fmt: skip
-        if reason := _why_singular(self.pattern.to_scipy(first), eps):
+        if reason := why_singular(self.pattern.to_scipy(first), eps):
             raise PivotError(f"{which} cannot be factorised: singular to working precision", expected=INDEPENDENT,
                              got=f"{reason}{where}", samples=samples)  # fmt: skip
         k = worst[0] if len(worst) else np.argmax(lost)
@@ -444,272 +466,3 @@ def _values_of(pattern: SparsityPattern, given: Any) -> Any:
         return given
     values = pattern.values_of(given)
     return backend.exact_floats("The matrix", values, np.float64) if values.dtype.kind in "biu" else values
-
-
-# The order of elimination, by SuperLU.
-
-
-def _nearly_symmetric(pattern: SparsityPattern) -> bool:
-    n, rows, columns = pattern.shape[0], pattern.row_of_entry.astype(np.int64), pattern.indices.astype(np.int64)
-    pairs = np.intersect1d(rows * n + columns, columns * n + rows, assume_unique=True)
-    return len(pairs) >= SYMMETRIC * pattern.nnz
-
-
-def _pivot_order(pattern: SparsityPattern, values: Array, symmetric: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the row and the column of every pivot that these values want."""
-    options: dict[str, Any] = {"permc_spec": "COLAMD", "diag_pivot_thresh": 1.0}
-    if symmetric:
-        options = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": THRESHOLD, "options": {"SymmetricMode": True}}
-    rows, order = _superlu(pattern.to_scipy(values.astype(np.float64)), options)
-    if symmetric:
-        post = _postorder(pattern.to_scipy(np.ones(pattern.nnz)), rows, order)
-        rows, order = rows[post], order[post]
-    return rows, order
-
-
-def _postorder(matrix: Any, rows: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Return where each row comes best: SuperLU leaves rows with the same columns scattered in its symmetric mode."""
-    matrix = matrix[rows][:, order]
-    both = (matrix + matrix.T).tocsr()
-    found: np.ndarray = kernels.on_host().factor.postorder(both.indptr, both.indices)
-    return found
-
-
-def _superlu(matrix: Any, options: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    from scipy.sparse.linalg import splu
-
-    if matrix.shape[0] == 0:
-        return np.zeros(0, np.int32), np.zeros(0, np.int32)
-    if missing := _missing_pivot(matrix):  # SuperLU may read what is not there, and crash
-        raise PivotError("The matrix is singular", expected=INDEPENDENT, got=missing)
-    try:
-        with one_blas_thread():  # its values may become subnormal
-            found = splu(matrix.tocsc(), **options)
-    except RuntimeError as error:  # of some singular matrices SuperLU says no more than that it failed
-        raise PivotError("The matrix is singular", expected=INDEPENDENT,
-                         got=_why_singular(matrix, np.finfo(matrix.dtype).eps) or error) from error  # fmt: skip
-    return np.argsort(found.perm_r).astype(np.int32), np.argsort(found.perm_c).astype(np.int32)
-
-
-def _missing_pivot(matrix: Any) -> str:
-    """Name a row of a CSR matrix that cannot have a pivot other than 0 in a column of its own, as words; "" if none."""
-    there, n = matrix.data != 0, matrix.shape[0]
-    rows, columns = np.repeat(np.arange(n), np.diff(matrix.indptr))[there], matrix.indices[there]
-    for line, places in (("row", rows), ("column", columns)):
-        counts = np.bincount(places, minlength=n)
-        if not counts.all():
-            return f"no value other than 0 in {line} {np.argmin(counts)}"
-    if np.count_nonzero(rows == columns) == n:
-        return ""
-    indptr = _running(np.bincount(rows, minlength=n))
-    column_of, row_of, at, stack = np.full((4, n), -1)
-    visited = np.zeros(n, np.int64)
-    arrays = (column_of, row_of, indptr[:-1].copy(), at, visited, stack)
-    row = kernels.on_host().factor.match_rows(indptr, columns, *arrays)
-    return "" if row < 0 else f"no column left for the pivot of row {row}: too many rows share too few columns"
-
-
-def _why_singular(matrix: Any, eps: float) -> str:
-    """Name a row or column that makes a CSR matrix singular in a precision, as words; "" if none is found."""
-    from scipy.sparse import diags_array
-    from scipy.sparse.linalg import splu
-
-    if missing := _missing_pivot(matrix):
-        return missing
-    matrix, n, rng = matrix.astype(np.float64), matrix.shape[0], np.random.default_rng(0)
-    matrix = diags_array(1 / abs(matrix).max(axis=1).toarray().ravel()) @ matrix
-    for change in (0, 1e-7):  # an exactly singular matrix has no factors, a neighbour of it has
-        nearby = matrix + diags_array(change * rng.random(n))
-        try:
-            weights = splu(nearby.tocsc()).solve(rng.standard_normal(n), trans="T")
-        except RuntimeError:
-            continue
-        if change or abs(weights @ matrix).max() <= 10 * n * eps * abs(weights).max():
-            return f"row {np.argmax(abs(weights))}, a combination of other rows"
-        break
-    return ""
-
-
-def _order(pattern: SparsityPattern, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
-    """Return the order of elimination of a full diagonal, and where blocks of rows with the same columns begin in it.
-
-    SuperLU orders one row and column for each block: those of a block are equal in every step of elimination.
-    """
-    from scipy.sparse import csr_array
-
-    n, indptr, indices = pattern.shape[0], pattern.indptr, pattern.indices
-    head, sizes = np.arange(n), np.ones(n, np.int64)
-    if n:
-        keys = np.random.default_rng(0).integers(2**63, size=n, dtype=np.uint64)
-        _, first, block = np.unique(np.add.reduceat(keys[indices], indptr[:-1]), return_index=True, return_inverse=True)
-        count = np.zeros(n, np.int64)
-        count[first] = np.bincount(block)
-        arrays = (indptr, indices, first[block], count, np.full(n, -1))
-        if len(first) < n and kernels.on_host().factor.made_of_blocks(*arrays):
-            head, sizes = first[block], count
-    heads = np.flatnonzero(head == np.arange(n))
-    number = np.full(n, -1, np.int64)
-    number[heads] = np.arange(len(heads))
-    columns = number[indices[_ranges(indptr[heads].astype(np.int64), np.diff(indptr)[heads])]]
-    rows = np.repeat(np.arange(len(heads)), np.diff(indptr)[heads])[columns >= 0]
-    columns = columns[columns >= 0]
-    data = np.where(rows == columns, 2.0 * n, -1.0)  # dominant: no other pivots
-    blocks = csr_array((data, columns, _running(np.bincount(rows, minlength=len(heads)))), shape=(len(heads),) * 2)
-    if kind == "cholesky":
-        there = blocks.T.tocsr()
-        if not (np.array_equal(there.indptr, blocks.indptr) and np.array_equal(there.indices, blocks.indices)):
-            raise PatternError("The pattern of a Cholesky factor is not symmetric", got=pattern,
-                               expected="an entry (j, i) for every entry (i, j)",
-                               remedy='Keep zeros as entries, or pass kind="lu"')  # fmt: skip
-    options = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0.0, "options": {"SymmetricMode": True}}
-    order = _superlu(blocks, options)[1]
-    blocks.data = np.ones(blocks.nnz)
-    order = order[_postorder(blocks, order, order)]
-    place = np.empty(len(heads), np.int64)
-    place[order] = np.arange(len(heads))
-    return np.argsort(place[number[head]], kind="stable").astype(np.int32), _running(sizes[heads[order]])
-
-
-# The structure of L and U: the pattern of every block of rows, then panels of rows.
-
-
-def _lay_out(
-    pattern: SparsityPattern, rows: np.ndarray, order: np.ndarray, heads: np.ndarray | None = None, half: bool = False
-) -> FactorPlan:
-    """Make the plan of an order; `heads`: where blocks of rows and columns begin, if any are larger than one."""
-    factor, n, nnz = kernels.on_host().factor, len(rows), pattern.nnz
-    heads = np.arange(n + 1) if heads is None else heads
-    place, widths = np.empty(n, np.int32), np.diff(heads)
-    place[order] = np.arange(n, dtype=np.int32)
-
-    # Blocks are the unknowns of an elimination; supernodes are blocks that follow one another and have the same columns
-    # of U and rows of L; panels are pieces of supernodes.
-    indptr, diagonal, indices = _fill_blocks(pattern, rows, place, heads)
-    pairs = _pairs(indptr, diagonal, indices, widths)
-    if len(pairs):
-        heads = np.delete(heads, pairs + 1)
-        widths = np.diff(heads)
-        indptr, diagonal, indices = _fill_blocks(pattern, rows, place, heads)
-    starts = _supernodes(indptr, diagonal, indices)
-    node_of_block = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    begins = heads[starts]  # the first row of every supernode
-    within = np.arange(n) - np.repeat(begins[:-1], np.diff(begins))
-    first = np.append(np.flatnonzero(within % factor.PANEL == 0), n)
-    count, sizes = len(first) - 1, np.diff(first)
-    panel_ptr = np.searchsorted(first, begins)  # the first panel of every supernode
-    node = np.repeat(np.arange(len(starts) - 1), np.diff(panel_ptr))
-
-    # Supernodes of L, of any of a panel's rows, are whole; columns of U are those of its last row, and of all others.
-    row_of_fill = np.repeat(np.arange(len(widths)), np.diff(indptr))
-    before = np.flatnonzero(indices < row_of_fill)
-    low, high = (np.searchsorted(first, x, "right") - 1 for x in (heads[:-1], heads[1:] - 1))
-    low, many = low[row_of_fill[before]], (high - low + 1)[row_of_fill[before]]
-    keys = _ranges(low, many) * count + np.repeat(node_of_block[indices[before]], many)
-    keys = np.unique(np.concatenate((keys, np.arange(count) * count + node)))
-    left_of, node_left = np.divmod(keys, max(count, 1))
-    begin = panel_ptr[node_left]
-    many = np.where(node_left == node[left_of], left_of, panel_ptr[node_left + 1]) - begin
-    left, left_of = _ranges(begin, many), np.repeat(left_of, many)
-
-    last = starts[1:] - 1
-    right = _ranges(diagonal[last] + 1, indptr[last + 1] - diagonal[last] - 1)
-    node_of_right = np.repeat(np.arange(len(last)), indptr[last + 1] - diagonal[last] - 1)
-    tails = _ranges(heads[indices[right]], widths[indices[right]])
-    tail_ptr = _running(np.bincount(node_of_right, widths[indices[right]], len(last)).astype(np.int64))
-    own = np.zeros(count, np.int64) if half else np.bincount(left_of, sizes[left], count).astype(np.int64)
-    square, tail = begins[node + 1] - first[:-1], np.diff(tail_ptr)[node]
-    column_ptr = _running(own + square + tail)
-    columns = np.empty(column_ptr[-1], np.int32)
-    if not half:
-        columns[_ranges(column_ptr[:-1], own)] = _ranges(first[left], sizes[left])
-    columns[_ranges(column_ptr[:-1] + own, square)] = _ranges(first[:-1], square)
-    columns[_ranges(column_ptr[:-1] + own + square, tail)] = tails[_ranges(tail_ptr[node], tail)]
-
-    base, left_ptr = _running(np.diff(column_ptr) * sizes), _running(np.bincount(left_of, minlength=count))
-    kept = (nnz + n) // 2 if half else nnz
-    entry_ptr, source, target = np.zeros(n + 1, np.int64), np.empty(kept, np.int64), np.empty(kept, np.int64)
-    column, back, left = np.empty(kept, np.int32), np.empty(len(left), np.int32), left.astype(np.int32)
-    factor.locate(pattern.indptr, pattern.indices, rows, place, first, column_ptr, columns, base, left_ptr, left, half,
-                  np.empty(n, np.int64), entry_ptr, source, target, column, back)  # fmt: skip
-    panels = factor.Panels(
-        first=first.astype(np.int32), column_ptr=column_ptr, columns=columns, own=own.astype(np.int32), base=base,
-        left_ptr=left_ptr, left=left, back=back, entry_ptr=entry_ptr, source=source, target=target, column=column,
-        rows=rows, order=order, half=half,
-    )  # fmt: skip
-    rest = square + tail - sizes
-    later = np.diff(column_ptr)[left] - back if half else rest[left] + sizes[left] / 2
-    work = int((sizes[left_of] * sizes[left] * later).sum() + (sizes**2 * rest / 2).sum())
-    return FactorPlan(pattern, int(base[-1]), 2 * work, panels)
-
-
-def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return ``start … start + count - 1`` for every start, one behind the other."""
-    return np.repeat(starts - _running(counts)[:-1], counts) + np.arange(counts.sum())
-
-
-def _running(counts: np.ndarray) -> np.ndarray:
-    """Return the running sum of counts, from 0."""
-    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-
-
-def _fill_blocks(
-    pattern: SparsityPattern, rows: np.ndarray, place: np.ndarray, heads: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return `_fill` of the pattern of blocks, which are empty or full."""
-    number, lengths = np.repeat(np.arange(len(heads) - 1), np.diff(heads)), np.diff(pattern.indptr)[rows]
-    source = _ranges(pattern.indptr[rows].astype(np.int64), lengths)
-    return _fill(_running(lengths)[heads], number[place[pattern.indices[source]]])
-
-
-def _pairs(indptr: np.ndarray, diagonal: np.ndarray, indices: np.ndarray, widths: np.ndarray) -> np.ndarray:
-    """Return single rows that make a panel with the next one although their columns differ.
-
-    A panel takes a multiple of another in about the time of twenty entries. So two rows are one panel where that adds
-    few zeros, as in a band; not more, since they cost memory in a batch.
-    """
-    n = len(diagonal)
-    if n < 2:
-        return np.zeros(0, np.int64)
-    left, right = diagonal - indptr[:-1], indptr[1:] - diagonal - 1
-    good = (widths[:-1] == 1) & (widths[1:] == 1) & _linked(indptr, diagonal, indices)
-    good &= (right[:-1] > 1) & (right[1:] == right[:-1]) & (left[:-1] + left[1:] - 1 <= SPARE)
-    at = np.flatnonzero(good)
-    run = np.flatnonzero(np.diff(at, prepend=-2) > 1)
-    return at[(np.arange(len(at)) - np.repeat(run, np.diff(np.append(run, len(at))))) % 2 == 0]
-
-
-def _linked(indptr: np.ndarray, diagonal: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Say of all rows but the last whether the next one has an entry of L in their column, and they of U in its."""
-    n = len(diagonal)
-    after, before = np.minimum(diagonal[:-1] + 1, len(indices) - 1), np.maximum(diagonal[1:] - 1, 0)
-    there = (diagonal[:-1] + 1 < indptr[1:-1]) & (indices[after] == np.arange(1, n))
-    linked: np.ndarray = there & (diagonal[1:] > indptr[1:-1]) & (indices[before] == np.arange(n - 1))
-    return linked
-
-
-def _fill(indptr: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the pattern of L + U: where rows begin, where each has its diagonal, and the columns."""
-    n = len(indptr) - 1
-    ends, cuts, marks = np.zeros((n + 1, 2), np.int64), np.zeros(n, np.int64), np.full(n, -1, np.int64)
-    found, row = np.empty(n + 4 * len(indices), np.int32), 0
-    fill_rows, indices = kernels.on_host().factor.fill_rows, indices.astype(np.int32)
-    while (row := fill_rows(row, indptr.astype(np.int64), indices, ends, cuts, marks, found)) < n:
-        found = np.concatenate((found, np.empty(len(found) + n, np.int32)))
-    return ends[:, 0], ends[1:, 1] - 1, found[: ends[n, 0]].astype(np.int64)
-
-
-def _supernodes(indptr: np.ndarray, diagonal: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Return the first block of every supernode, and the number of blocks.
-
-    Row i + 1 has all columns of U that row i has if L has an entry in its column i, and L's rows likewise. So they are
-    the same if there are as many.
-    """
-    n = len(diagonal)
-    if n < 2:
-        return np.arange(n + 1)
-    right = indptr[1:] - diagonal - 1
-    rows = np.repeat(np.arange(n), np.diff(indptr))
-    below = np.bincount(indices[indices < rows], minlength=n)
-    joined = _linked(indptr, diagonal, indices)
-    joined &= (right[1:] == right[:-1] - 1) & (below[1:] == below[:-1] - 1)
-    return np.concatenate(([0], np.flatnonzero(~joined) + 1, [n]))

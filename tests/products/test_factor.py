@@ -20,7 +20,7 @@ from scipy.sparse.linalg import LinearOperator, cg, eigsh, gmres, splu
 from matrices import dense, of_mask
 from sparsebp import SparsityPattern, plan_factor
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, PatternError, PivotError, ShapeError
-from sparsebp.products import factor
+from sparsebp.products import elimination, ordering
 from strategies import reals, seeds, sizes
 from thread_counts import assert_same_for_any_number_of_threads
 
@@ -616,14 +616,15 @@ def test_structure(n, density, block, symmetric, half, seed):
     mask, n = np.kron(mask, np.ones((block, block), bool)), n * block
     equal: list[int] = []  # rows that are made equal to the next one
 
-    def noted(indptr: Array, diagonal: Array, indices: Array, widths: Array) -> Array:
-        found = pairs(indptr, diagonal, indices, widths)
+    def noted(nodes: Any, widths: Array) -> Array:
+        found = pairs(nodes, widths)
         equal.extend((np.cumsum(widths) - widths)[found])
         return found
 
-    pairs = factor._pairs
+    pairs = elimination._pairs
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(factor, "_pairs", noted)
+        patch.setattr(elimination, "_pairs", noted)
+        patch.setattr(elimination, "FEW", 1000)
         plan = plan_factor(of_mask(mask), kind="cholesky" if half else "lu")
     filled, at = mask[np.ix_(plan.rows, plan.columns)], plan.panels
     for i in equal:
@@ -645,6 +646,66 @@ def test_structure(n, density, block, symmetric, half, seed):
             assert {c for c in columns[q] if c >= (rows[0] if half else at.first[q + 1])} <= columns[p]
         assert {*np.flatnonzero(filled[rows[0] : rows[-1] + 1, : rows[0]].any(axis=0))} <= {*whole}
     assert plan.fill == at.base[-1] == sum(len(c) * r for c, r in zip(columns, np.diff(at.first), strict=True))
+
+
+@given(n=sizes(0, 40), density=st.sampled_from([0.0, 0.02, 0.05, 0.1, 0.3]), seed=seeds)
+def test_supernodes_of_a_tree_are_those_of_all_entries(n, density, seed):
+    """A symmetric pattern has the same supernodes, found from its elimination tree or row by row."""
+    mask = np.random.default_rng(seed).random((n, n)) < density
+    pattern = of_mask(mask | mask.T | np.eye(n, dtype=bool))
+    order, _ = ordering.order_diagonal(pattern, None, symmetric=True)
+    place, heads = np.argsort(order).astype(np.int32), np.arange(n + 1)
+    tree, rows = (elimination._supernodes(pattern, order, place, heads, symmetric) for symmetric in (True, False))
+    for name, one, other in zip(tree._fields, tree, rows, strict=True):
+        np.testing.assert_array_equal(one, other, name)
+
+
+@pytest.mark.parametrize("given_values", [False, True])
+@pytest.mark.parametrize("order", ["natural", "minimum_degree", "nested_dissection", "permutation"])
+@pytest.mark.parametrize("name", ["grid", "unsymmetric", "saddle point", "empty", "one"])
+def test_orders_that_are_asked_for(name, order, given_values):
+    """Every order gives solutions as accurate as SuperLU's; one without fill is kept as it is."""
+    if order == "nested_dissection":
+        pytest.importorskip("pymetis")
+    rng = np.random.default_rng(0)
+    matrix = {
+        "grid": lambda: laplacian(9, 7), "empty": lambda: sp.csr_array((0, 0)), "one": lambda: sp.csr_array([[3.0]]),
+        "unsymmetric": lambda: sp.random_array((40, 40), density=0.1, rng=rng) + 9 * sp.eye_array(40),
+        "saddle point": lambda: sp.block_array([[sp.eye_array(20), np.ones((20, 3)) * rng.random((20, 3))],
+                                                [rng.random((3, 20)), None]]),
+    }[name]()  # fmt: skip
+    if name == "saddle point" and not given_values:
+        return
+    pattern, values = pattern_of(matrix)
+    n = pattern.shape[0]
+    wanted = rng.permutation(n) if order == "permutation" else order
+    plan = plan_factor(pattern, values if given_values else None, order=wanted)
+    b = rng.standard_normal(n)
+    assert_as_small_as_superlu(dense(pattern, values), plan(values).solve(b), b)
+    if name == "grid" and order in ("natural", "permutation"):
+        assert plan.fill > plan_factor(pattern).fill
+
+
+def test_pivots_on_the_diagonal_where_they_are_good():
+    """An arrow pattern fills up if its head goes first, which partial pivoting would have here."""
+    n = 50
+    matrix = sp.lil_array((n, n))
+    matrix.setdiag(1.0)
+    matrix[n - 1], matrix[:, n - 1] = 0.5, 1.5
+    matrix[n - 1, n - 1] = 99.0
+    pattern, values = pattern_of(matrix)
+    plan = plan_factor(pattern, values)
+    assert plan.fill < 4 * n and list(plan.rows) == list(plan.columns)
+    values[pattern.row_of_entry == pattern.indices] = 1e-6
+    plan = plan_factor(pattern, values)
+    assert list(plan.rows) != list(plan.columns)
+    assert plan(values).growth < 100  # 1e6 on the diagonal
+
+
+@pytest.mark.parametrize("order", [[0, 1], [0, 0, 1], [1, 2, 3], np.arange(3.0), "METIS", 3])
+def test_what_is_no_order_is_refused(order):
+    with pytest.raises(OptionError, match="order"):
+        plan_factor(SparsityPattern.dense(3, 3), order=order)
 
 
 def test_factors_own_their_values():

@@ -39,7 +39,7 @@ from sparsebp.kernels.host.rnn import cells, inference, one_step  # noqa: E402
 from sparsebp.kernels.host.rnn.cells import RecurrentKernels  # noqa: E402
 from sparsebp.kernels.host.rnn.inference import infer  # noqa: E402
 from sparsebp.kernels.host.selective_scan import SelectiveScanKernels  # noqa: E402
-from sparsebp.kernels.host.sparse import coloring, csr, factor, sketches, symbolic  # noqa: E402
+from sparsebp.kernels.host.sparse import coloring, csr, elimination, factor, sketches, symbolic  # noqa: E402
 from sparsebp.kernels.host.sparse.csr import CsrKernels, ValueKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.spgemm import (  # noqa: E402
     BlockKernels,
@@ -59,6 +59,7 @@ __all__ = [
     "cells",
     "coloring",
     "csr",
+    "elimination",
     "factor",
     "find",
     "gated_backward",

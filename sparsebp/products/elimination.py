@@ -1,0 +1,182 @@
+"""The structure of L and U for a given order of elimination: blocks, supernodes, panels.
+
+Blocks are the unknowns of an elimination; supernodes are blocks that follow one another and have the same columns of U
+and rows of L; panels are pieces of supernodes, `sparsebp.kernels.host.sparse.factor`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparsebp import kernels
+from sparsebp.patterns.pattern import SparsityPattern
+
+SPARE = 4
+"""Entries of L that two rows of one panel have together at most, if their columns differ."""
+FEW = 50
+"""One row of this many in such a pair, at least: else pairs are not worth finding the structure again."""
+
+
+class _Supernodes(NamedTuple):
+    """Blocks and supernodes of an order.
+
+    Attributes
+    ----------
+    starts
+        The first block of every supernode, and the number of blocks.
+    tail_ptr, tails
+        The columns of U of every supernode behind its own.
+    below_ptr, below
+        The rows of L of every supernode below its own.
+    linked
+        Of all blocks but the last, whether L has an entry in the next one's row and U in its column.
+    left, right
+        How many entries of L are in each block's row, and of U.
+    """
+
+    starts: np.ndarray
+    tail_ptr: np.ndarray
+    tails: np.ndarray
+    below_ptr: np.ndarray
+    below: np.ndarray
+    linked: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
+
+
+def lay_out(
+    pattern: SparsityPattern, rows: np.ndarray, order: np.ndarray, heads: np.ndarray | None = None, half: bool = False
+) -> tuple[int, int, Any]:
+    """Return how many values L and U have, the operations that they take, and `Panels`.
+
+    Parameters
+    ----------
+    pattern, rows, order
+        The matrices' pattern, and the row and the column of every pivot: (n,) int32.
+    heads
+        Where blocks of rows and columns begin, if any are larger than one, and n.
+    half
+        For U alone: A = Uᵀ U.
+    """
+    structure, factor, n, nnz = kernels.on_host().elimination, kernels.on_host().factor, len(rows), pattern.nnz
+    heads = np.arange(n + 1) if heads is None else heads
+    place = np.empty(n, np.int32)
+    place[order] = np.arange(n, dtype=np.int32)
+    nodes = _supernodes(pattern, rows, place, heads, symmetric := half or _is_symmetric(pattern, rows, order))
+    pairs = _pairs(nodes, np.diff(heads))
+    if FEW * len(pairs) > n:
+        heads = np.delete(heads, pairs + 1)
+        nodes = _supernodes(pattern, rows, place, heads, symmetric)
+
+    begins = heads[nodes.starts]  # the first row of every supernode
+    within = np.arange(n) - np.repeat(begins[:-1], np.diff(begins))
+    first = np.append(np.flatnonzero(within % factor.PANEL == 0), n)
+    sizes = np.diff(first)
+    panel_ptr = np.searchsorted(first, begins)  # the first panel of every supernode
+    node = np.repeat(np.arange(len(begins) - 1), np.diff(panel_ptr))
+    left_ptr, left = structure.panels_left(panel_ptr, begins, first, nodes.below_ptr, nodes.below, heads)
+    column_ptr, columns, own = structure.list_columns(
+        first, node, begins, left_ptr, left, nodes.tail_ptr, nodes.tails, heads, half
+    )
+
+    base = running(np.diff(column_ptr) * sizes)
+    kept = (nnz + n) // 2 if half else nnz
+    entry_ptr, source, target = np.zeros(n + 1, np.int64), np.empty(kept, np.int64), np.empty(kept, np.int64)
+    column, back = np.empty(kept, np.int32), np.empty(len(left), np.int32)
+    structure.locate(pattern.indptr, pattern.indices, rows, place, first, column_ptr, columns, base, left_ptr, left,
+                     half, np.empty(n, np.int64), entry_ptr, source, target, column, back)  # fmt: skip
+    panels = factor.Panels(
+        first=first.astype(np.int32), column_ptr=column_ptr, columns=columns, own=own, base=base, left_ptr=left_ptr,
+        left=left, back=back, entry_ptr=entry_ptr, source=source, target=target, column=column, rows=rows, order=order,
+        half=half,
+    )  # fmt: skip
+    rest = np.diff(column_ptr) - own - sizes
+    later = np.diff(column_ptr)[left] - back if half else rest[left] + sizes[left] / 2
+    of_left = np.repeat(sizes, np.diff(left_ptr))
+    work = int((of_left * sizes[left] * later).sum() + (sizes**2 * rest / 2).sum())
+    return int(base[-1]), 2 * work, panels
+
+
+def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return ``start … start + count - 1`` for every start, one behind the other."""
+    return np.repeat(starts - running(counts)[:-1], counts) + np.arange(counts.sum())
+
+
+def running(counts: np.ndarray) -> np.ndarray:
+    """Return the running sum of counts, from 0."""
+    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+
+
+def _is_symmetric(pattern: SparsityPattern, rows: np.ndarray, order: np.ndarray) -> bool:
+    """Say whether pivots are on the diagonal of a pattern that is its own transpose."""
+    if rows is not order and not np.array_equal(rows, order):
+        return False
+    there = pattern.T
+    return np.array_equal(there.indptr, pattern.indptr) and np.array_equal(there.indices, pattern.indices)
+
+
+def _supernodes(
+    pattern: SparsityPattern, rows: np.ndarray, place: np.ndarray, heads: np.ndarray, symmetric: bool
+) -> _Supernodes:
+    """Find the supernodes of a pattern of blocks, which are empty or full."""
+    number, lengths = np.repeat(np.arange(len(heads) - 1), np.diff(heads)), np.diff(pattern.indptr)[rows]
+    source = ranges(pattern.indptr[rows].astype(np.int64), lengths)
+    indptr, indices = running(lengths)[heads], number[place[pattern.indices[source]]].astype(np.int32)
+    if symmetric:
+        structure = kernels.on_host().elimination
+        parent = structure.parents(indptr, indices)
+        if np.array_equal(structure.postorder(parent), np.arange(len(parent))):
+            return _of_tree(indptr, indices, parent)
+    return _of_rows(indptr, indices)
+
+
+def _of_tree(indptr: np.ndarray, indices: np.ndarray, parent: np.ndarray) -> _Supernodes:
+    """Find the supernodes of a symmetric pattern from its elimination tree, whose postorder it is in."""
+    structure, n = kernels.on_host().elimination, len(parent)
+    count = structure.column_counts(indptr, indices, parent)
+    linked = parent[:-1] == np.arange(1, n)
+    starts = _starts(linked & (count[1:] == count[:-1] - 1), n)
+    ptr, tails = structure.tails_of_tree(indptr, indices, parent, count, starts)
+    wide = np.diff(starts)
+    left = np.bincount(tails, np.repeat(wide, np.diff(ptr)), n) + np.arange(n) - np.repeat(starts[:-1], wide)
+    return _Supernodes(starts, ptr, tails, ptr, tails, linked, left, count - 1)
+
+
+def _of_rows(indptr: np.ndarray, indices: np.ndarray) -> _Supernodes:
+    """Find the supernodes of any pattern from all entries of L and U.
+
+    Row i + 1 has all columns of U that row i has if L has an entry in its column i, and L's rows likewise. So they are
+    the same if there are as many.
+    """
+    structure, n = kernels.on_host().elimination, len(indptr) - 1
+    ends, cuts, marks = np.zeros((n + 1, 2), np.int64), np.zeros(n, np.int64), np.full(n, -1, np.int64)
+    found, row = np.empty(n + 4 * len(indices), np.int32), 0
+    while (row := structure.fill_rows(row, indptr, indices, ends, cuts, marks, found)) < n:
+        found = np.concatenate((found, np.empty(len(found) + n, np.int32)))
+    left, right = ends[1:, 1] - ends[:-1, 0] - 1, ends[1:, 0] - ends[1:, 1]
+    linked, below = structure.linked_rows(ends, found)
+    starts = _starts(linked & (right[1:] == right[:-1] - 1) & (below[1:] == below[:-1] - 1), n)
+    return _Supernodes(starts, *structure.tails_of_rows(ends, found, starts), linked, left, right)
+
+
+def _starts(joined: np.ndarray, n: int) -> np.ndarray:
+    """Return where runs of blocks begin that are joined to the next one, and the number of blocks."""
+    return np.concatenate(([0], np.flatnonzero(~joined) + 1, [n])) if n > 1 else np.arange(n + 1)
+
+
+def _pairs(nodes: _Supernodes, widths: np.ndarray) -> np.ndarray:
+    """Return single rows that make a panel with the next one although their columns differ.
+
+    A panel takes a multiple of another in about the time of twenty entries. So two rows are one panel where that adds
+    few zeros, as in a band; not more, since they cost memory in a batch.
+    """
+    if len(widths) < 2:
+        return np.zeros(0, np.int64)
+    left, right = nodes.left, nodes.right
+    good = (widths[:-1] == 1) & (widths[1:] == 1) & nodes.linked
+    good &= (right[:-1] > 1) & (right[1:] == right[:-1]) & (left[:-1] + left[1:] - 1 <= SPARE)
+    at = np.flatnonzero(good)
+    run = np.flatnonzero(np.diff(at, prepend=-2) > 1)
+    return at[(np.arange(len(at)) - np.repeat(run, np.diff(np.append(run, len(at))))) % 2 == 0]
