@@ -158,7 +158,8 @@ def _of_rows(indptr: np.ndarray, indices: np.ndarray) -> _Supernodes:
     left, right = ends[1:, 1] - ends[:-1, 0] - 1, ends[1:, 0] - ends[1:, 1]
     linked, below = structure.linked_rows(ends, found)
     starts = _starts(linked & (right[1:] == right[:-1] - 1) & (below[1:] == below[:-1] - 1), n)
-    return _Supernodes(starts, *structure.tails_of_rows(ends, found, starts), linked, left, right)
+    tail_ptr, tails, below_ptr, below = structure.tails_of_rows(ends, found, starts)
+    return _Supernodes(starts, tail_ptr, tails, below_ptr, below, linked, left, right)
 
 
 def _starts(joined: np.ndarray, n: int) -> np.ndarray:

@@ -23,7 +23,7 @@ from sparsebp.core.check import Array, check_choice, check_flag, check_integer
 from sparsebp.core.errors import DeviceError, OptionError, PatternError, PivotError, ShapeError, within_memory
 from sparsebp.core.locks import cached_property
 from sparsebp.patterns.pattern import SparsityPattern, frozen, not_finite, structure_of
-from sparsebp.products.elimination import lay_out
+from sparsebp.products.elimination import lay_out, ranges
 from sparsebp.products.ordering import (
     INDEPENDENT,
     Order,
@@ -122,18 +122,31 @@ def plan_factor(
                        "Reorder the matrix, or solve iteratively"):  # fmt: skip
         if values is None:
             return _plan_diagonal(pattern, order, kind == "cholesky")
-        if nearly_symmetric(pattern):
-            diagonal = values[pattern.row_of_entry == pattern.indices]
-            if len(diagonal) == n and diagonal.all():
-                with contextlib.suppress(PivotError):
-                    plan = _plan_diagonal(pattern, order, half=False)
-                    if plan(values).growth <= MODEST:
-                        return plan
-            with contextlib.suppress(PivotError):  # rows of very different sizes: pivots are worth more than symmetry
-                plan = FactorPlan(pattern, *lay_out(pattern, *order_pivots(pattern, values, True, order)))
-                plan(values)
-                return plan
-        return FactorPlan(pattern, *lay_out(pattern, *order_pivots(pattern, values, False, order)))
+        return _plan_for(pattern, values, order)[0]
+
+
+def plan_and_factor(pattern: SparsityPattern, values: Array) -> tuple[FactorPlan, Factors]:
+    """Plan for values as `plan_factor` does, and return their factors as well."""
+    if wrong := not_finite(pattern, values):
+        raise PivotError("values are not finite", expected="finite numbers", got=wrong)
+    with within_memory(f"The factors of a matrix of shape {pattern.shape} do not fit in memory", "Solve iteratively"):
+        plan, factors = _plan_for(pattern, values, None)
+        return plan, plan(values) if factors is None else factors
+
+
+def _plan_for(pattern: SparsityPattern, values: Array, order: Any) -> tuple[FactorPlan, Factors | None]:
+    """Plan pivots that suit values; return the factors as well if they were computed for the choice."""
+    if nearly_symmetric(pattern):
+        diagonal = values[pattern.row_of_entry == pattern.indices]
+        if len(diagonal) == pattern.shape[0] and diagonal.all():
+            with contextlib.suppress(PivotError):
+                plan = _plan_diagonal(pattern, order, half=False)
+                if (factors := plan(values)).growth <= MODEST:
+                    return plan, factors
+        with contextlib.suppress(PivotError):  # rows of very different sizes: pivots are worth more than symmetry
+            plan = FactorPlan(pattern, *lay_out(pattern, *order_pivots(pattern, values, True, order)))
+            return plan, plan(values)
+    return FactorPlan(pattern, *lay_out(pattern, *order_pivots(pattern, values, False, order))), None
 
 
 def _plan_diagonal(pattern: SparsityPattern, order: Any, half: bool) -> FactorPlan:
@@ -421,6 +434,21 @@ class Factors:
             multiply(pattern.indptr, pattern.indices, values, found.astype(np.float64), residual, double)
             found += self._solve(residual.astype(dtype), transposed)
         return found.reshape(x.shape)
+
+    def triangles(self) -> tuple[Any, Any]:
+        """Return L, with ones on its diagonal, and U of one matrix, as CSR arrays in the order of elimination."""
+        from scipy.sparse import coo_array, eye_array
+
+        at, n = self.plan.panels, self.plan.pattern.shape[0]
+        sizes, widths = np.diff(at.first).astype(np.int64), np.diff(at.column_ptr)
+        panel = np.repeat(np.repeat(np.arange(len(sizes)), widths), np.repeat(sizes, widths))
+        columns = np.repeat(at.columns, np.repeat(sizes, widths))
+        rows = at.first[panel] + ranges(np.zeros(len(at.columns), np.int64), np.repeat(sizes, widths))
+        values = self._data[0, :, 0].copy()
+        values[rows == columns] = 1 / values[rows == columns]
+        low = rows > columns
+        lower, upper = (coo_array((values[some], (rows[some], columns[some])), (n, n)).tocsr() for some in (low, ~low))
+        return lower + eye_array(n, dtype=self.dtype, format="csr"), upper
 
     def _solve(self, wide: Array, transposed: bool) -> Array:
         x = np.empty_like(wide)

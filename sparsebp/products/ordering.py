@@ -7,7 +7,8 @@ of a whole one, and it takes hardly any time. Pivots away from the diagonal are 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -30,11 +31,11 @@ INDEPENDENT = "rows and columns that are linearly independent"
 def check_order(order: Any, n: int) -> Any:
     """Return the name of an order, or a permutation as an array of int64; None stands for itself."""
     if order is None or isinstance(order, str):
-        return order if order is None else check_choice("order", order, Order.__args__)
+        return order if order is None else check_choice("order", order, get_args(Order))
     found = np.asarray(order)
     if found.dtype.kind not in "iu" or found.shape != (n,) or not np.array_equal(np.sort(found), np.arange(n)):
         raise OptionError("order is no order of the rows and columns", got=order,
-                          expected=f"a permutation of 0 … {n - 1}, or one of {', '.join(Order.__args__)}")  # fmt: skip
+                          expected=f"a permutation of 0 … {n - 1}, or one of {', '.join(get_args(Order))}")  # fmt: skip
     return found.astype(np.int64)
 
 
@@ -112,14 +113,14 @@ def _named_order(matrix: Any, given: Any) -> np.ndarray:
     if given == "minimum_degree":
         return _minimum_degree(matrix)
     try:
-        from pymetis import nested_dissection
+        from pymetis import CSRAdjacency, nested_dissection
     except ImportError as error:
         raise MissingDependencyError("Nested dissection needs METIS", expected="the package pymetis", got="none",
                                      remedy="pip install pymetis") from error  # fmt: skip
     both = (matrix + matrix.T).tocsr()
     both.setdiag(0)
     both.eliminate_zeros()
-    return np.asarray(nested_dissection(xadj=both.indptr, adjncy=both.indices)[0], np.int64)
+    return np.asarray(nested_dissection(CSRAdjacency(both.indptr, both.indices))[0], np.int64)
 
 
 def _minimum_degree(matrix: Any) -> np.ndarray:
@@ -143,6 +144,12 @@ def _postorder(matrix: Any, rows: np.ndarray, order: np.ndarray) -> np.ndarray:
     return found
 
 
+def scipys(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of SciPy, also in a block of `sparsebp.solvers.used_by_scipy`, which puts ours in its place."""
+    found: Callable[..., Any] = getattr(function, "of_scipy", function)
+    return found
+
+
 def _superlu(matrix: Any, options: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     from scipy.sparse.linalg import splu
 
@@ -152,7 +159,7 @@ def _superlu(matrix: Any, options: dict[str, Any]) -> tuple[np.ndarray, np.ndarr
         raise PivotError("The matrix is singular", expected=INDEPENDENT, got=missing)
     try:
         with one_blas_thread():  # its values may become subnormal
-            found = splu(matrix.tocsc(), **options)
+            found = scipys(splu)(matrix.tocsc(), **options)
     except RuntimeError as error:  # of some singular matrices SuperLU says no more than that it failed
         raise PivotError("The matrix is singular", expected=INDEPENDENT,
                          got=why_singular(matrix, np.finfo(matrix.dtype).eps) or error) from error  # fmt: skip
@@ -189,7 +196,7 @@ def why_singular(matrix: Any, eps: float) -> str:
     for change in (0, 1e-7):  # an exactly singular matrix has no factors, a neighbour of it has
         nearby = matrix + diags_array(change * rng.random(n))
         try:
-            weights = splu(nearby.tocsc()).solve(rng.standard_normal(n), trans="T")
+            weights = scipys(splu)(nearby.tocsc()).solve(rng.standard_normal(n), trans="T")
         except RuntimeError:
             continue
         if change or abs(weights @ matrix).max() <= 10 * n * eps * abs(weights).max():

@@ -1,11 +1,16 @@
-"""What stands on plans: nonlinear least squares, and multigrid hierarchies with new coefficients."""
+"""What stands on plans: direct solves with SciPy's signatures, least squares, multigrid with new coefficients."""
 
 from __future__ import annotations
 
+from sparsebp.solvers.direct import SparseLU, cache_clear, cache_info, factorized, splu, spsolve
 from sparsebp.solvers.levenberg_marquardt import least_squares
 from sparsebp.solvers.multigrid import Multigrid, from_pyamg
+from sparsebp.solvers.substitution import used_by_scipy
 
-__all__ = ["Multigrid", "from_pyamg", "least_squares"]
+__all__ = [
+    "Multigrid", "SparseLU", "cache_clear", "cache_info", "factorized", "from_pyamg", "least_squares", "splu",
+    "spsolve", "used_by_scipy",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,100 @@
+"""`used_by_scipy`: SciPy's own solvers, and other packages', on plans that are kept."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from sparsebp.core.locks import forkable_lock
+from sparsebp.solvers import direct
+
+_active: ContextVar[bool] = ContextVar("sparsebp_used_by_scipy", default=False)
+"""Whether the calls of this thread, or task, come here."""
+_NAMES = ("spsolve", "splu", "factorized")
+
+
+class _Substitutes:
+    """The functions that stand in SciPy's places while some block is open."""
+
+    def __init__(self) -> None:
+        self.lock = forkable_lock()
+        self.open = 0
+        self.pairs: list[tuple[Any, Any]] = []
+
+    def enter(self) -> None:
+        from scipy.sparse import linalg
+
+        with self.lock:
+            if not self.open:
+                originals = [getattr(linalg, name) for name in _NAMES]
+                self.pairs = [(theirs, _choose(theirs, getattr(direct, theirs.__name__))) for theirs in originals]
+                _replace({id(theirs): ours for theirs, ours in self.pairs})
+            self.open += 1
+
+    def leave(self) -> None:
+        with self.lock:
+            self.open -= 1
+            if not self.open:
+                _replace({id(ours): theirs for theirs, ours in self.pairs})
+                self.pairs = []
+
+
+_substitutes = _Substitutes()
+
+
+@contextmanager
+def used_by_scipy() -> Iterator[None]:
+    """Let every call of SciPy's `spsolve`, `splu` and `factorized` in this thread use plans that are kept.
+
+    Within the block `scipy.integrate.solve_ivp` (BDF and Radau), `scipy.sparse.linalg.expm` and other functions of
+    SciPy factorise matrices by `sparsebp.solvers`, and so do packages that imported these functions before, or do so in
+    the block. Other threads' calls stay SciPy's. Blocks may be nested.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp
+    >>> from scipy.integrate import solve_ivp
+    >>> from sparsebp.solvers import used_by_scipy
+    >>> A = sp.diags_array([1.0, -2.0, 1.0], offsets=[-1, 0, 1], shape=(50, 50), format="csc")
+    >>> with used_by_scipy():
+    ...     found = solve_ivp(lambda t, u: A @ u, (0, 1), np.ones(50), method="BDF", jac=lambda t, u: A)
+    >>> found.success
+    True
+    """
+    _substitutes.enter()
+    token = _active.set(True)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+        _substitutes.leave()
+
+
+def _choose(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls ours in threads with an open block, and SciPy's in all others."""
+
+    @functools.wraps(theirs)
+    def call(*args: Any, **options: Any) -> Any:
+        if not _active.get():
+            return theirs(*args, **options)
+        token = _active.set(False)  # what ours passes on is SciPy's
+        try:
+            return ours(*args, **options)
+        finally:
+            _active.reset(token)
+
+    call.of_scipy = theirs  # type: ignore[attr-defined]
+    return call
+
+
+def _replace(by: dict[int, Any]) -> None:
+    """Put other functions into the place of those with these identities, in all modules that hold them."""
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if isinstance(names, dict):
+            for name in [name for name, value in list(names.items()) if id(value) in by]:
+                names[name] = by[id(names[name])]

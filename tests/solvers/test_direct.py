@@ -1,0 +1,280 @@
+"""`spsolve`, `splu` and `factorized` against SciPy's, and SciPy's own solvers on them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import sys
+import types
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import scipy.sparse.linalg as theirs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import solve_ivp
+
+from sparsebp import solvers
+from sparsebp.core.errors import DTypeError, OptionError, PivotError, ShapeError
+from sparsebp.solvers import direct
+from strategies import seeds, sizes
+
+FORMATS = ["csr", "csc", "coo", "lil", "dok", "bsr", "dia", "dense"]
+DTYPES = [np.float32, np.float64, np.int64, np.int8, np.bool_]
+
+
+@pytest.fixture(autouse=True)
+def _no_plans():
+    solvers.cache_clear()
+
+
+def numbers(rng: np.random.Generator, shape: Any, dtype: Any) -> np.ndarray:
+    if np.dtype(dtype).kind in "biu":
+        return rng.integers(0, 2 if dtype is np.bool_ else 4, shape).astype(dtype)
+    found = rng.standard_normal(shape)
+    return (found + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else found).astype(dtype)
+
+
+def regular(rng: np.random.Generator, n: int, density: float, dtype: Any) -> sp.csr_array:
+    """Return a matrix with a large entry in every row and column."""
+    found = sp.random_array((n, n), density=density, rng=rng, data_sampler=lambda size: numbers(rng, size, dtype))
+    peaks = sp.coo_array((np.full(n, 9), (np.arange(n), rng.permutation(n))), shape=(n, n))
+    return sp.csr_array((found + peaks).astype(dtype) if dtype is not np.bool_ else peaks.astype(dtype))
+
+
+def in_format(matrix: sp.csr_array, kind: str, rng: np.random.Generator) -> Any:
+    if kind == "dense":
+        return matrix.toarray()
+    if kind in ("csr", "csc") and matrix.nnz:  # columns in any order
+        found = matrix.asformat(kind).copy()
+        for i in range(len(found.indptr) - 1):
+            part = slice(found.indptr[i], found.indptr[i + 1])
+            order = rng.permutation(part.stop - part.start)
+            found.indices[part], found.data[part] = found.indices[part][order], found.data[part][order]
+        found.has_sorted_indices = found.has_canonical_format = bool(rng.integers(2))  # flags that may be wrong
+        return found
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sp.SparseEfficiencyWarning)
+        return matrix.asformat(kind)
+
+
+def assert_solves(matrix: Any, x: np.ndarray, b: np.ndarray) -> None:
+    """The residual is a few roundings of its terms, in the precision of x."""
+    wide = np.asarray(matrix, np.complex128)
+    scale = abs(wide) @ abs(x.astype(np.complex128)) + abs(b)
+    assert (abs(wide @ x - b) <= 200 * np.finfo(x.dtype).eps * scale.max(axis=0, initial=0)).all()
+
+
+@settings(max_examples=150)
+@given(n=sizes(0, 30), density=st.sampled_from([0.0, 0.05, 0.3]), kind=st.sampled_from(FORMATS),
+       dtype=st.sampled_from(DTYPES), of_b=st.sampled_from(DTYPES), columns=st.sampled_from([None, 1, 3, "sparse"]),
+       seed=seeds)  # fmt: skip
+def test_solutions_shapes_and_dtypes_are_scipys(n, density, kind, dtype, of_b, columns, seed):
+    """For every format, dtype and kind of right-hand side; on the second call by a plan that was kept."""
+    rng = np.random.default_rng(seed)
+    matrix = regular(rng, n, density, dtype)
+    shape = (n,) if columns is None else (n, 2 if columns == "sparse" else columns)
+    b = numbers(rng, shape, of_b)
+    b = sp.csc_array(b) if columns == "sparse" else b
+    solvers.cache_clear()
+    given_matrix, right = in_format(matrix, kind, rng), b.toarray() if columns == "sparse" else b
+    for _ in range(2):
+        x = solvers.spsolve(given_matrix, b)
+        assert sp.issparse(x) == (columns == "sparse")
+        plain = x.toarray() if sp.issparse(x) else x
+        assert_solves(matrix.toarray(), plain.reshape(right.shape), right)
+    assert solvers.cache_info()[:4] == (1, 1, 0, 0)
+    if n and np.dtype(dtype).kind in "fc":
+        expected = theirs.spsolve(matrix.tocsc(), b)
+        assert expected.shape == x.shape and expected.dtype == x.dtype
+
+
+@given(n=sizes(1, 30), dtype=st.sampled_from([np.float32, np.float64]),
+       kind=st.sampled_from(["csr", "csc"]), trans=st.sampled_from("NTH"), seed=seeds)  # fmt: skip
+def test_factors_are_permuted_triangles(n, dtype, kind, trans, seed):
+    """Pr A Pc = L U with ones on the diagonal of L; solves with A, Aᵀ and Aᴴ."""
+    rng = np.random.default_rng(seed)
+    matrix = regular(rng, n, 0.2, dtype).asformat(kind)
+    lu, dense = solvers.splu(matrix), matrix.toarray()
+    rows, columns = np.argsort(lu.perm_r), np.argsort(lu.perm_c)
+    lower, upper = lu.L.toarray(), lu.U.toarray()
+    np.testing.assert_array_equal(lower, np.tril(lower, -1) + np.eye(n))
+    np.testing.assert_array_equal(upper, np.triu(upper))
+    eps = np.finfo(dtype).eps
+    assert (abs(dense[np.ix_(rows, columns)] - lower @ upper) <= 50 * eps * (abs(lower) @ abs(upper) + 9)).all()
+    b = numbers(rng, (n, 2), dtype)
+    assert_solves({"N": dense, "T": dense.T, "H": dense.conj().T}[trans], lu.solve(b, trans), b)
+    assert lu.shape == (n, n) and lu.nnz >= n and str(np.dtype(dtype)) in repr(lu)
+
+
+def test_real_factors_take_complex_right_hand_sides():
+    matrix, b = sp.csr_array([[3.0, 1.0], [0.0, 2.0]]), np.array([1 + 2j, 3j])
+    for x in (solvers.spsolve(matrix, b), solvers.splu(matrix).solve(b), solvers.factorized(matrix)(b)):
+        np.testing.assert_allclose(x, np.linalg.solve(matrix.toarray(), b), rtol=1e-15)
+
+
+def test_plans_are_kept_by_pattern():
+    """The last few; values that want other pivots make a plan again, and its solutions stay accurate."""
+    rng = np.random.default_rng(0)
+    matrices = [regular(rng, n, 0.1, float) for n in range(5, 6 + direct.PLANS)]
+    for matrix in matrices:
+        solvers.splu(matrix)
+    assert solvers.cache_info() == (0, len(matrices), 0, 0, direct.PLANS, direct.PLANS)
+    solvers.splu(2 * matrices[-1])
+    solvers.splu(matrices[0])  # the first to be forgotten
+    assert solvers.cache_info()[:2] == (1, len(matrices) + 1)
+
+    solvers.cache_clear()
+    matrix, b = sp.csr_array([[4.0, 1.0, 0.5], [1.0, 4.0, 1.0], [0.5, 1.0, 4.0]]), np.ones(3)
+    solvers.spsolve(matrix, b)
+    for small in (1e-3, 1e-9, 1e-17, 0.0):
+        changed = matrix.copy()
+        changed.setdiag(small)
+        x = solvers.spsolve(changed, b)
+        np.testing.assert_allclose(x, np.linalg.solve(changed.toarray(), b), rtol=1e-14)
+    info = solvers.cache_info()
+    assert info.hits == 4 and 1 <= info.replanned <= 4 and info.currsize == 1
+
+
+def test_what_is_factorised_is_a_copy():
+    """A matrix may change, be read-only, and keeps its own order of columns."""
+    matrix = sp.csr_array(([1.0, 2.0, 5.0], [1, 0, 1], [0, 2, 3]), shape=(2, 2))
+    matrix.data.flags.writeable = matrix.indices.flags.writeable = False
+    lu, indices = solvers.splu(matrix), matrix.indices.copy()
+    x = lu.solve([1.0, 1.0])
+    matrix.data.flags.writeable = True
+    matrix.data[:] = 7
+    np.testing.assert_array_equal(lu.solve([1.0, 1.0]), x)
+    np.testing.assert_array_equal(matrix.indices, indices)
+    np.testing.assert_allclose(x, [0.4, 0.2], rtol=1e-15)
+
+
+SINGULAR = {
+    "a zero row": [[1.0, 2.0], [0.0, 0.0]], "too few columns": [[1.0, 0, 0], [1.0, 0, 0], [0, 1.0, 1.0]],
+    "no entries": [[0.0]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SINGULAR)
+@pytest.mark.parametrize("kind", ["csr", "csc"])
+def test_singular_matrices_give_scipys_warning_or_an_error(name, kind):
+    matrix, n = sp.csr_array(SINGULAR[name]).asformat(kind), len(SINGULAR[name])
+    with pytest.warns(theirs.MatrixRankWarning, match="exactly singular.*(row|column) \\d"):
+        assert np.isnan(solvers.spsolve(matrix, np.ones((n, 2)))).all()
+    for error in (RuntimeError, PivotError, ValueError):
+        with pytest.raises(error, match="exactly singular.*(row|column) \\d"):
+            solvers.splu(matrix)
+    with warnings.catch_warnings(), pytest.raises(theirs.MatrixRankWarning):
+        warnings.simplefilter("error")
+        solvers.spsolve(matrix, np.ones(n))
+
+
+def test_matrices_that_are_singular_but_for_rounding_have_scipys_solutions():
+    """A consistent system of a Neumann problem, say, whose solution is one up to a constant."""
+    steps = sp.diags_array([-1.0, 1.0], offsets=[0, 1], shape=(49, 50))
+    matrix = (steps.T @ sp.diags_array(np.random.default_rng(0).uniform(1, 2, 49)) @ steps).tocsc()
+    b = np.sin(np.arange(50))
+    b -= b.mean()
+    np.testing.assert_array_equal(solvers.spsolve(matrix, b), theirs.splu(matrix).solve(b))
+    assert solvers.cache_info().passed_on == 1
+
+
+@pytest.mark.parametrize("options", [{"permc_spec": "NATURAL"}, {"diag_pivot_thresh": 0.0},
+                                     {"options": {"SymmetricMode": True}}])  # fmt: skip
+def test_pivots_that_are_asked_for_are_superlus(options):
+    matrix = sp.csc_array([[4.0, 1.0], [1.0, 3.0]])
+    assert isinstance(solvers.splu(matrix, **options), theirs.SuperLU)
+    np.testing.assert_allclose(solvers.spsolve(matrix, [1.0, 2.0], permc_spec="NATURAL", use_umfpack=False),
+                               [1 / 11, 7 / 11], rtol=1e-15)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_do_not_stay_in_a_plan(value):
+    matrix = sp.csr_array([[4.0, 1.0], [1.0, 3.0]])
+    x = solvers.spsolve(matrix, [1.0, 2.0])
+    wrong = matrix.copy()
+    wrong.data[0] = value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", theirs.MatrixRankWarning)
+        assert not np.isfinite(value) and not np.allclose(solvers.spsolve(wrong, [1.0, 2.0]), x)
+    np.testing.assert_array_equal(solvers.spsolve(matrix, [1.0, 2.0]), x)
+
+
+def test_wrong_arguments():
+    square, lu = sp.eye_array(3).tocsr(), solvers.splu(sp.eye_array(3))
+    for error, call in [
+        (ShapeError, lambda: solvers.spsolve(sp.csr_array((2, 3)), np.ones(2))),
+        (ShapeError, lambda: solvers.splu(np.ones(3))), (ShapeError, lambda: solvers.spsolve(square, np.ones(4))),
+        (ShapeError, lambda: lu.solve(np.ones((3, 1, 1)))), (ShapeError, lambda: lu.solve(3.0)),
+        (DTypeError, lambda: solvers.spsolve(np.array([["a"]]), np.ones(1))),
+        (DTypeError, lambda: solvers.spsolve(square, np.array(list("abc")))),
+        (DTypeError, lambda: solvers.splu(square.astype(np.float32)).solve(np.ones(3))),
+        (OptionError, lambda: lu.solve(np.ones(3), "C")),
+    ]:  # fmt: skip
+        with pytest.raises(error):
+            call()
+
+
+@pytest.mark.parametrize("method", ["BDF", "Radau"])
+def test_scipys_integrators_use_kept_plans(method):
+    n = 40
+    lines = sp.diags_array([1.0, -2.0, 1.0], offsets=[-1, 0, 1], shape=(n, n), format="csc") * n
+
+    def solve() -> Any:
+        return solve_ivp(lambda t, u: lines @ u - u**3, (0, 1), np.linspace(0, 1, n), method=method,
+                         jac=lambda t, u: lines - sp.diags_array(3 * u * u, format="csc"))  # fmt: skip
+
+    expected = solve()
+    assert solvers.cache_info().misses == 0
+    with solvers.used_by_scipy():
+        found = solve()
+        info = solvers.cache_info()
+    assert info.hits > 5 * info.misses > 0
+    np.testing.assert_allclose(found.y[:, -1], expected.y[:, -1], rtol=1e-9)
+    solve()
+    assert solvers.cache_info() == info
+
+
+def test_packages_that_hold_scipys_functions_use_ours_in_a_block_alone():
+    """In this thread, under any name, in modules that come in the block; errors end a block, and blocks are nested."""
+    matrix, b = sp.csc_array([[4.0, 1.0], [1.0, 3.0]]), np.ones(2)
+    before, after = types.ModuleType("holds_before"), types.ModuleType("holds_after")
+    before.solve_it = original = theirs.spsolve
+    sys.modules["holds_before"] = before
+    try:
+        with pytest.raises(ZeroDivisionError), solvers.used_by_scipy():
+            with solvers.used_by_scipy():
+                before.solve_it(matrix, b)
+            exec("from scipy.sparse.linalg import splu, expm", after.__dict__)
+            sys.modules["holds_after"] = after
+            after.splu(matrix).solve(b)
+            assert solvers.cache_info()[:2] == (1, 1)
+            with concurrent.futures.ThreadPoolExecutor() as other:
+                assert isinstance(other.submit(after.splu, matrix).result(), theirs.SuperLU)
+            assert isinstance(after.splu(matrix, permc_spec="NATURAL"), theirs.SuperLU)
+            assert solvers.splu(matrix).solve(b).shape == (2,)
+            raise ZeroDivisionError
+        assert before.solve_it is original is theirs.spsolve and after.splu is theirs.splu
+        assert not hasattr(theirs.splu, "of_scipy")
+    finally:
+        for name in ("holds_before", "holds_after"):
+            sys.modules.pop(name, None)
+
+
+def test_threads_share_plans():
+    rng = np.random.default_rng(0)
+    matrices = [regular(rng, n, 0.1, float) for n in (20, 30, 40)]
+
+    def solve(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(20):
+            matrix = matrices[rng.integers(3)] * rng.uniform(1, 2)
+            b = rng.standard_normal(matrix.shape[0])
+            assert_solves(matrix.toarray(), solvers.spsolve(matrix, b), b)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(solve, range(8)))
+    info = solvers.cache_info()
+    assert info.hits + info.misses == 160 and info.currsize == 3
