@@ -86,6 +86,8 @@ class _Plans:
         """Put a plan first, and in the place of another one of its pattern."""
         pattern = one.plan.pattern
         with self.lock:
+            if self.kept and self.kept[0] is one:
+                return
             same = self.find(pattern.indptr, pattern.indices)
             self.kept = [one, *(other for other in self.kept if other is not same)][:PLANS]
 
@@ -265,7 +267,7 @@ def spsolve(A: Any, b: Any, permc_spec: str | None = None, use_umfpack: bool = T
     if np.promote_types(A.dtype, right.dtype) not in (np.float32, np.complex64):
         A = A.astype(np.promote_types(A.dtype, np.float64), copy=False)
     try:
-        x = _solve(splu(A).solve, right, A.dtype)
+        x = _solve(_factorise(A).solve, right, A.dtype)
     except SingularMatrixError as error:
         warnings.warn(f"Matrix is exactly singular: {error}", MatrixRankWarning, stacklevel=2)
         x = np.full(right.shape, np.nan, np.promote_types(A.dtype, right.dtype))
@@ -304,12 +306,17 @@ def splu(
     ShapeError, DTypeError
         A is not square, or does not hold numbers.
     """
-    from scipy.sparse import csc_array, csr_array
-
-    n = _order_of(A)
+    _order_of(A)
     A = _as_compressed(A)
     if permc_spec == "NATURAL" or diag_pivot_thresh is not None or options:
         return _pass_on(A, None, permc_spec=permc_spec, diag_pivot_thresh=diag_pivot_thresh, options=options or {})
+    return _factorise(A)
+
+
+def _factorise(A: Any) -> Any:
+    """Factorise a square matrix in CSR or CSC; return a `SparseLU`, or what SciPy makes of it."""
+    from scipy.sparse import csc_array, csr_array
+
     transposed, end = A.format == "csc", int(A.indptr[-1])
     indices, values = A.indices[:end], A.data[:end]
     found = _plans.find(A.indptr, indices)
@@ -320,7 +327,7 @@ def splu(
         found = _plans.find(A.indptr, indices)
     values = np.ascontiguousarray(values)
     try:
-        factors = _plans.factors(lambda: SparsityPattern(A.indptr, indices, (n, n)), found, values)
+        factors = _plans.factors(lambda: SparsityPattern(A.indptr, indices, A.shape), found, values)
     except PivotError as error:
         return _pass_on(A, error)
     return SparseLU(factors, transposed)

@@ -161,10 +161,10 @@ SINGULAR = {
 @pytest.mark.parametrize("kind", ["csr", "csc"])
 def test_singular_matrices_give_scipys_warning_or_an_error(name, kind):
     matrix, n = sp.csr_array(SINGULAR[name]).asformat(kind), len(SINGULAR[name])
-    with pytest.warns(theirs.MatrixRankWarning, match="exactly singular.*(row|column) \\d"):
+    with pytest.warns(theirs.MatrixRankWarning, match=r"exactly singular.*(row|column) \d"):
         assert np.isnan(solvers.spsolve(matrix, np.ones((n, 2)))).all()
     for error in (RuntimeError, PivotError, ValueError):
-        with pytest.raises(error, match="exactly singular.*(row|column) \\d"):
+        with pytest.raises(error, match=r"exactly singular.*(row|column) \d"):
             solvers.splu(matrix)
     with warnings.catch_warnings(), pytest.raises(theirs.MatrixRankWarning):
         warnings.simplefilter("error")
