@@ -290,8 +290,8 @@ def splu(
     A
         (n, n), as `spsolve` takes it. It may be changed afterwards.
     permc_spec, diag_pivot_thresh, relax, panel_size, options
-        Of SuperLU. A call with ``permc_spec="NATURAL"``, `diag_pivot_thresh` or `options` asks for factors with certain
-        pivots, and goes to SciPy; the others have no meaning here.
+        Of SuperLU. A call with ``permc_spec="NATURAL"``, ``diag_pivot_thresh=0`` or `options` asks for certain pivots,
+        and goes to SciPy; all else has no meaning here.
 
     Returns
     -------
@@ -308,7 +308,7 @@ def splu(
     """
     _order_of(A)
     A = _as_compressed(A)
-    if permc_spec == "NATURAL" or diag_pivot_thresh is not None or options:
+    if permc_spec in ("NATURAL", 0) or diag_pivot_thresh == 0 or options:
         return _pass_on(A, None, permc_spec=permc_spec, diag_pivot_thresh=diag_pivot_thresh, options=options or {})
     return _factorise(A)
 
