@@ -194,6 +194,7 @@ def _pattern(mask: np.ndarray) -> SparsityPattern:
 
 def _factors(dtype: np.dtype) -> None:
     plan = plan_factor(SparsityPattern.diagonal(3))
+    plan_factor(SparsityPattern([0, 2, 3], [0, 1, 0], (2, 2)), np.ones(3))  # not symmetric: from all entries
     for shape in ((3,), (3, _SAMPLES)):
         factors, b = plan(np.ones(shape, dtype)), np.ones((3, _SAMPLES), dtype)
         factors.refine(b, factors.solve(b))
