@@ -1,23 +1,26 @@
 """REPRODUCE: every figure and table of the papers, one command each; ``python -m papers``.
 
-`figure` defines and runs a figure, one module a paper lists them, `page` makes the documentation's page of the
-results.
+`table` has all statements of the papers with their tolerances, one module a paper obtains our results, `claims` judges
+and runs, `page` makes the documentation's pages.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 
-from papers import bppsa, dualpipe, optimizer_fusion, out_of_order, preprint
-from papers.figure import Figure
+from papers import bppsa, bppsa_measured, dualpipe, optimizer_fusion, out_of_order, preprint
+from papers.claims import Figure, Run
+from papers.table import ALL
 from sparsebp.core.check import shown
 from sparsebp.core.errors import OptionError
 
-FIGURES: dict[str, Figure] = {
-    figure.name: figure
-    for paper in (bppsa, preprint, out_of_order, dualpipe, optimizer_fusion)
-    for figure in paper.FIGURES
-}  # fmt: skip
+RUNS: dict[str, Run] = {
+    name: run
+    for paper in (bppsa, bppsa_measured, preprint, out_of_order, dualpipe, optimizer_fusion)
+    for name, run in paper.RUNS.items()
+}
+FIGURES: dict[str, Figure] = {figure.name: dataclasses.replace(figure, run=RUNS.get(figure.name)) for figure in ALL}
 """By name, in the order of the papers."""
 
 

@@ -15,14 +15,13 @@ from sparsebp.core.errors import OptionError, SparseBPError
 from sparsebp.core.files import prepare_folder
 
 if TYPE_CHECKING:
-    from papers.figure import Context, Figure
+    from papers.claims import Context, Figure
 
 _PACKAGES = {"torch": "torch", "audio": "librosa", "data": "mlxtend", "mpi": "mpi4py"}
 _COLUMNS = (
     tables.Column("name", "name", number=False), tables.Column("paper", "paper", number=False),
     tables.Column("source", "source", number=False), tables.Column("what it states", "states", number=False),
     tables.Column("ours is", "kind", number=False), tables.Column("s here", "seconds"),
-    tables.Column("GPU", "gpu", lambda gpu: "in the paper" if gpu else "no", number=False),
 )  # fmt: skip
 
 
@@ -31,8 +30,8 @@ def reproduce(
     out: Annotated[Path | None, out_option("Folder for JSON and pictures.", show_default="runs/papers")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: a smoke test.")] = False,
     measured: Annotated[
-        Path | None,
-        typer.Option(help="Take the benchmarks' results from this folder where they are.", show_default="measure"),
+        list[Path] | None,
+        typer.Option(help="Take measurements, of benchmarks or figures, from these folders.", show_default="measure"),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -47,10 +46,10 @@ def reproduce(
       python -m papers list
       python -m papers ooo-fig12 bppsa-fig7
       python -m papers all --quick
-      python -m papers all --measured docs/benchmarks --out docs/papers
+      python -m papers all --measured docs/benchmarks --measured docs/papers
     """
     from papers import FIGURES, find
-    from papers.figure import Context
+    from papers.claims import Context
     from papers.page import listing
 
     if names == ["list"]:
@@ -65,11 +64,12 @@ def reproduce(
                           got=", ".join(names), remedy="Leave the others out")  # fmt: skip
     chosen = list(FIGURES.values()) if whole else [find(name) for name in names]
     folder = Path("runs", "papers") if out is None else out
-    if measured is not None and not measured.is_dir():
-        raise OptionError("The folder of results is not there", expected="a folder with results of benchmarks",
-                          got=str(measured), remedy="Leave --measured out to measure")  # fmt: skip
+    for place in measured or ():
+        if not place.is_dir():
+            raise OptionError("The folder of results is not there", expected="a folder with results of benchmarks",
+                              got=str(place), remedy="Leave --measured out to measure")  # fmt: skip
     prepare_folder(folder)  # before an hour of work
-    context = Context(quick, folder / "benchmarks", measured, lambda line: None)
+    context = Context(quick, folder / "benchmarks", measured or (), lambda line: None)
     failed = False
     for number, figure in enumerate(chosen, 1):
         try:
@@ -83,7 +83,8 @@ def reproduce(
 
 def _one(figure: Figure, context: Context, folder: Path, json: bool, whole: bool) -> bool:
     """Run a figure and print its result; return whether it could be run, or may be left out."""
-    missing = [need for need in figure.needs if importlib.util.find_spec(_PACKAGES[need]) is None]
+    needs = figure.run.needs if figure.run else ()
+    missing = [need for need in needs if importlib.util.find_spec(_PACKAGES[need]) is None]
     if missing and whole:
         _say(figure.name, "left out", f"it needs pip install 'sparsebp[{','.join(missing)}]'", json)
         return True
@@ -111,13 +112,13 @@ def _say(name: str, event: str, why: str, json: bool) -> None:
 
 
 def _print(figure: Figure, result: dict[str, Any], seconds: float) -> None:
-    counts = [sum(claim["met"] is met for claim in result["claims"]) for met in (True, False, None)]
-    said = f"{figure.states}: {counts[0]} met, {counts[1]} missed, {counts[2]} not decided; {seconds:.1f} s"
-    print_line(figure.name, said, 20)
+    found = [claim["verdict"] for claim in result["claims"]]
+    said = ", ".join(f"{found.count(verdict)} {verdict}" for verdict in dict.fromkeys(found))
+    print_line(figure.name, f"{figure.states}: {said}; {seconds:.1f} s", 20)
     for claim in result["claims"]:
-        if claim["met"] is not True:
+        if claim["verdict"] != "met":
             why = f". {claim['why']}" if claim["why"] else ""
-            print_line("", f"{claim['what']}: {claim['ours']}, the paper {claim['paper']}{why}", 20)
+            print_line("", f"{claim['verdict']}: {claim['what']}: {claim['ours']}, the paper {claim['paper']}{why}", 20)
 
 
 app = make_program(reproduce)

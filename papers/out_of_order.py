@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -18,28 +20,13 @@ from benchmarks.processes import on_ranks
 from benchmarks.ranks import pipelines_on_ranks
 from benchmarks.scaling import GIGABIT, LINKS, PRODUCTS, V100, Machine, asynchronous, bert, flat, resnet
 from benchmarks.scaling import data_parallel as replicas
-from benchmarks.schedules import ORDERS
 from benchmarks.workloads import mlp, stacked
-from papers.figure import (
-    Claim,
-    Context,
-    Figure,
-    Found,
-    at_least,
-    claim,
-    draw_ranges,
-    drawn_timelines,
-    elsewhere,
-    faster,
-    gain,
-    judged,
-    median,
-    near,
-    speed_ups,
-)
+from papers.claims import Context, Found, Ours, Run, drawn_timelines, quotient, ratio
+from papers.dualpipe import DRAW_RANGES
 from sparsebp import models, nn
 from sparsebp.core import threads, timing
 from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.executor import PlainExecutor
 from sparsebp.runtime.search import MEMORY_RATIO, all_schedules
 from sparsebp.schedule import Action, Costs, Kind, Network, actions_of, simulate
 from sparsebp.schedule.builders import (
@@ -50,11 +37,11 @@ from sparsebp.schedule.builders import (
     one_f_one_b,
     reverse_first_k,
 )
+from sparsebp.schedule.reorder import RegionTimes, StepGraph, Timeline, joint_schedule, make_regions, search_k
 
 _REORDERED = ("joint", "list")
 
-
-# Run on this machine for the figures alone: one device and two ranks.
+# ---- one device, measured --------------------------------------------------------------------------------------------
 
 Case = tuple[Callable[[], Any], tuple[int, ...], int]
 """A network's constructor, the shape of a batch, and its samples."""
@@ -62,22 +49,52 @@ _ROUNDS = {"rounds": 9, "least_rounds": 5, "warmup": 1, "budget": 6.0}
 _QUICK = {"rounds": 2, "least_rounds": 2, "warmup": 1}
 
 
-def where_it_gains(context: Context) -> Found:
-    """Fig. 7: networks whose kernels leave a core free in a row; §8.2: both gradients of a layer at the same time."""
-    claims, rows = [], []
+def _fastest(row: Mapping[str, Any]) -> Mapping[str, float]:
+    """Return the time of the faster order that moves weight gradients."""
+    return min((row[name] for name in _REORDERED), key=lambda found: found["median"])
+
+
+def single_device(result: Result) -> Found:
+    """Fig. 7: the fastest order that moves weight gradients, over the conventional one; §8.2: two streams without."""
+    rows = {row["network"]: row for row in result["rows"]}
+    gains = {name: quotient(row["conventional"], _fastest(row)) for name, row in rows.items()}
+    found = {}
+    for key, name in (("DenseNet", "DenseNet"), ("MobileNet", "MobileNet")):
+        network = next((one for one in gains if one.startswith(name)), None)
+        if network is not None:
+            found[key] = replace(gains[network], other=network)
+    mean = math.exp(fmean(math.log(one.value) for one in gains.values()))
+    found["mean"] = Ours(mean, unit="×", other=", ".join(f"{name} {one.value:.2f}×" for name, one in gains.items()))
+    dense = next((row for name, row in rows.items() if name.startswith("DenseNet")), None)
+    if dense is not None:
+        found["two streams"] = quotient(dense["conventional"], dense["two"], ran=orders.ORDERS["two"])
+        found["reordered"] = quotient(dense["conventional"], _fastest(dense))
+    return Found(found, {"rows": [{"network": name, "gain": one.value} for name, one in gains.items()]})
+
+
+def where_it_gains(context: Context) -> dict[str, Any]:
+    """Networks whose kernels leave a core free in a row; §8.2: both gradients of a layer at the same time."""
     rounds = _QUICK if context.quick else _ROUNDS
     with harness.using_threads(threads.most_threads()):
+        rows = []
         for name, (make, shape, samples) in _cases(context.quick).items():
             row = orders.measure_schedule_row(make, shape, rounds, samples=samples)
-            best = min(_REORDERED, key=lambda side: row[side]["median"])
-            rows.append({"network": name, "gain": row["conventional"]["median"] / row[best]["median"]})
-            claims.append(faster(
-                f"{name}: out of order over conventional", "1.03–1.58×", 1.03, row["conventional"], row[best],
-                ran=f"{orders.ORDERS[best]}; conventional: {orders.ORDERS['conventional']}",
-                why="The weight gradients are too short, or they slow the other stream down"))  # fmt: skip
-        for name, (make, shape, samples) in _chains(context.quick).items():
-            claims.append(_barrier(name, make(), shape, samples, rounds))
-    return Found(tuple(claims), {"rows": rows})
+            rows.append({"network": name, "gain": row["conventional"]["median"] / _fastest(row)["median"]})
+        barriers = {name: _barrier(make(), shape, samples, rounds)
+                    for name, (make, shape, samples) in _chains(context.quick).items()}  # fmt: skip
+    return {"rows": rows, "barriers": barriers}
+
+
+_APART = "one thread per gradient, over one after the other on all cores"
+
+
+def gains_here(data: Mapping[str, Any]) -> Found:
+    gains, barriers = {row["network"].split(":")[0]: row["gain"] for row in data["rows"]}, data["barriers"]
+    said = ", ".join(f"{name} {gain:.2f}×" for name, gain in gains.items())
+    together = ", ".join(f"{name} {gain:.2f}×" for name, gain in barriers.items())
+    return Found({"range": Ours(max(gains.values()), unit="×", other=said),
+                  "barrier": Ours(max(barriers.values()), unit="×", other=together, ran=_APART),
+                  "degrade": Ours(min(barriers.values()), unit="×", other=together, ran=_APART)})  # fmt: skip
 
 
 def _cases(quick: bool) -> dict[str, Case]:
@@ -105,8 +122,8 @@ def _chains(quick: bool) -> dict[str, Case]:
     }
 
 
-def _barrier(name: str, model: Any, shape: tuple[int, ...], samples: int, rounds: dict[str, Any]) -> Claim:
-    """Time a forward and a backward, a layer's I and W at the same time, over one after the other."""
+def _barrier(model: Any, shape: tuple[int, ...], samples: int, rounds: dict[str, Any]) -> float:
+    """Return the gain of a layer's I and W at the same time, over one after the other, in a forward and a backward."""
     rng = np.random.default_rng(0)
     x, target = rng.standard_normal(shape, np.float32), rng.integers(10, size=samples)
     loss, layers = nn.CrossEntropyLoss(), [stage.layer for stage in Stages(model).all]
@@ -131,248 +148,171 @@ def _barrier(name: str, model: Any, shape: tuple[int, ...], samples: int, rounds
             with threads.one_core():
                 list(gradients(pool))
 
-        def one() -> None:
-            list(gradients(None))
-
-        timings = timing.measure({"both": both, "one": one}, **rounds)
-    ratio = timings["one"].median / timings["both"].median
-    return judged(f"{name}: I and W of a layer at the same time, a barrier after each", "at most 1.03×",
-                  f"{ratio:.2f}×", ratio <= 1.03, "Here two cores have a gradient each, and nothing is issued",
-                  "one thread per gradient, compared with one after the other on all cores")  # fmt: skip
+        found = timing.measure({"both": both, "one": lambda: list(gradients(None))}, **rounds)
+    return found["one"].median / found["both"].median
 
 
-def memory(context: Context) -> Found:
-    """Fig. 9: the simulated peaks of orders that move weight gradients, of the costs and bytes that are measured."""
-    claims = []
+# ---- what does not depend on time ------------------------------------------------------------------------------------
+
+
+def memory(context: Context) -> dict[str, Any]:
+    """Fig. 9: simulated peaks of the reordered step over the conventional one's, from measured costs and bytes."""
+    rows = []
     for name, (make, shape, _) in orders.schedule_networks(context.quick).items():
         rng = np.random.default_rng(0)
         found = orders.find(make, (rng.standard_normal(shape, np.float32), rng.integers(10, size=shape[0])))
         graph = found.schedule.graph
         every = all_schedules({"stages": graph.stages, "unweighted": graph.unweighted}, found.costs, MEMORY_RATIO)
-        if "joint" not in every:
-            claims.append(Claim(f"{name}: peak over the conventional order's", "at most 1.1", "no order", None,
-                                "Joint scheduling finds none below the cap", orders.ORDERS["joint"]))  # fmt: skip
-            continue
-        joint, usual = (simulate(every[order], found.costs) for order in ("joint", "fused"))
-        done = ((event.start, action) for event in joint.events for action in actions_of(event.cell))
-        weights = sorted((start, action.stage) for start, action in done if action.kind == "W")
-        order = [stage for _, stage in weights]
-        more, moved = joint.peak / usual.peak, sum(a < b for a, b in pairwise(order))
-        ran = (
-            f"{orders.ORDERS['joint']} (“{every['joint'].name}”), {moved} of {len(order)} W after an earlier layer's W"
-        )
-        for paper, most in (("at most 1.1", MEMORY_RATIO), ("less than 1.001", 1.001)):
-            met: bool | None = more <= most
-            why = "" if met else "Delayed weight gradients keep both of their operands in memory"
-            if not moved:
-                met, why = None, "Nothing is reordered"
-            claims.append(Claim(f"{name}: peak over the conventional order's, updates placed alike", paper,
-                                f"{more:.4f}", met, why, ran))  # fmt: skip
-    return Found(tuple(claims))
+        if "joint" in every:
+            joint, usual = (simulate(every[order], found.costs) for order in ("joint", "fused"))
+            done = ((event.start, action) for event in joint.events for action in actions_of(event.cell))
+            order = [stage for _, stage in sorted((start, a.stage) for start, a in done if a.kind == "W")]
+            rows.append({"network": name, "peak": joint.peak / usual.peak, "weights": len(order),
+                         "moved": sum(a < b for a, b in pairwise(order))})  # fmt: skip
+    return {"rows": rows}
 
 
-def cross_layer(context: Context) -> Found:
-    """Fig. 5 on two processes: an MLP, one micro-batch, one thread a rank."""
-    given: dict[str, Any] = {"width": 1024, "depth": 8, "batch": 128, "microbatches": 1, "steps": 40,
-                             "sizes": (1 << 10,), "schedules": ("gpipe", "fast-forward", "modulo")}  # fmt: skip
-    if context.quick:
-        given |= {"width": 16, "depth": 4, "batch": 4, "steps": 3}
-    times = _on_two_ranks(given)
-    what = f"MLP, {given['depth']} × {given['width']}, batch {given['batch']}, one micro-batch on two ranks"
-    return Found(tuple(
-        faster(f"{what}: {name} over conventional", f"{paper:.2f}× ({units})", paper, times["gpipe"],
-               times[name], ran=f"{name}; conventional cross-layer model parallelism",
-               why="The ranks are two processes that exchange messages, and layers do not take equal time")
-        for name, paper, units in (("fast-forward", 1.21, "23 / 19 units"), ("modulo", 1.44, "23 / 16 units"))
-    ))  # fmt: skip
+def peaks(data: Mapping[str, Any]) -> Found:
+    moved = [row for row in data["rows"] if row["moved"]]
+    if not moved:
+        return Found({})
+    said = ", ".join(f"{row['network']} {100 * row['peak'] - 100:.2g} %" for row in moved)
+    return Found({"peak": Ours(100 * max(row["peak"] for row in moved) - 100, unit=" %", other=said)})
 
 
-def recurrent_cross_layer(context: Context) -> Found:
-    """§8.4.1 and Fig. 11a: recurrent layers on two processes, a whole batch at once; GPipe has four micro-batches."""
-    given: dict[str, Any] = {"width": 128, "depth": 16, "length": 20, "batch": 128, "steps": 20, "sizes": (1 << 10,)}
-    if context.quick:
-        given |= {"width": 8, "depth": 4, "length": 3, "batch": 8, "steps": 2}
-    whole = _on_two_ranks(given | {"microbatches": 1, "schedules": ("gpipe", "fast-forward", "modulo")})
-    parts = _on_two_ranks(given | {"microbatches": 4, "batch": given["batch"] // 4, "schedules": ("gpipe",)})
-    what = "GRU, {depth} × {width}, T = {length}, batch {batch} on two ranks".format_map(given)
-    cross, ran = "cross-layer model parallelism", "modulo, one micro-batch"
-    why = "Two ranks with one core each, not four V100; the paper states no sizes of its cells"
-    slower = parts["gpipe"]["median"] / whole["gpipe"]["median"]
-    return Found((
-        faster(f"{what}: modulo over GPipe", "1.99× (four V100)", 1.99, parts["gpipe"], whole["modulo"],
-               ran=f"{ran}; GPipe, four micro-batches", why=why),
-        faster(f"{what}: modulo over {cross}", "1.47× (four V100)", 1.47, whole["gpipe"], whole["modulo"],
-               ran=f"{ran}; {cross}", why=why),
-        judged(f"{what}: a step of GPipe over one of {cross}", "above 1", f"{slower:.2f}", slower > 1,
-               "GPUs run the state-independent part of a cell early; these ranks run layer by layer",
-               f"GPipe, four micro-batches; {cross}"),
-    ))  # fmt: skip
+def unchanged(data: Any) -> Found:
+    """§8: weights after some steps are bitwise the same in every order."""
+    rng = np.random.default_rng(0)
+    x, target = rng.standard_normal((8, 16), np.float32), rng.integers(10, size=8)
+    weights = {}
+    size: dict[str, Any] = {"stages": len(Stages(mlp(16, 6, 10)).all), "unweighted": ()}
+    size["unweighted"] = tuple(i for i, stage in enumerate(Stages(mlp(16, 6, 10)).all) if not stage.layer.parameters())
+    for name, order in all_schedules(size, Costs()).items():
+        model = mlp(16, 6, 10)
+        executor = PlainExecutor(model, nn.CrossEntropyLoss(), orders.optimizer_of(model), order)
+        with threads.one_core():
+            for _ in range(5):
+                executor.step([(x, target)])
+            executor.flush()
+        executor.close()
+        weights[name] = b"".join(np.asarray(value).tobytes() for value in model.state_dict().values())
+    same = sum(found == weights["conventional"] for found in weights.values())
+    return Found({"weights": Ours(same == len(weights), text=f"{same} of {len(weights)} orders bitwise equal")})
 
 
-def _on_two_ranks(given: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the lengths of steps of some schedules on two processes."""
-    spans = on_ranks(2, pipelines_on_ranks, given=given)["spans"]
-    return {
-        name: timing.Timing(tuple(
-            max(end for _, _, end in step) - min(start for _, start, _ in step) for step in steps)).to_dict()
-        for name, steps in spans.items()
-    }  # fmt: skip
+def joint(data: Any) -> Found:
+    """Alg. 1, transcribed, and our order of the second stream, for random times of 4 regions and 12 layers."""
+    tight, roomy = (sum(_same_order(seed, scale) for seed in range(200)) for scale in (1.0, 100.0))
+    return Found({"same": Ours(tight, text=f"{tight} of 200 random instances",
+                               other=f"{roomy} of 200 where no kernel outlasts its region")})  # fmt: skip
 
 
-# Statements of §8.3 and §8.4, simulated with the costs of the paper's clusters.
-
-_RINGS = "Here sums are rings and can overtake each other, and most weights of a ResNet are in its last layers"
-_GPU = Machine("V100", PRODUCTS * 15.7e12, 900e9, Network())
-_CLOUD = replace(_GPU, network=Network(10e-6, 25e9, 8, 50e-6, 25 * GIGABIT))
-_MEGATRON = {(48, 8): 2, (48, 16): 3, (48, 24): 2}
-"""Parts of the model a worker, by encoders and workers: the paper does not say how many Megatron 2 had."""
-
-
-def sums(context: Context) -> Found:
-    """§8.3: ResNet-50 on 16 V100, and the idle time that reverse first-k saves."""
-    layers = flat(resnet())
-    costs = V100.costs(layers, 128, 1, 16)
-    found = {name: replicas(name, layers, V100, 16, 128) for name in ("dp-priority", "dp-reverse")}
-    waits = {name: 1e3 * (one.seconds - V100.alone(layers, 128)) for name, one in found.items()}
-    before, after = found["dp-priority"], found["dp-reverse"]
-    first = 1e3 * sum(costs.duration(Action(stage, "W", 0)) for stage in range(1, 45))
-    whole = 1e3 * sum(costs.duration(Action(stage, "S")) for stage in range(len(layers)))
-    fitted = "The rates of V100 and Ethernet are fitted to it"
-    return Found((
-        Claim("ResNet-50, 16 V100: computing, ms", "380", f"{1e3 * V100.alone(layers, 128):.0f}", None, fitted),
-        Claim("ResNet-50, 16 V100: all sums, ms", "350", f"{whole:.0f}", None, fitted),
-        near("weight gradients of layers 2 to 45, ms", 85, first, "By FLOPs, at one rate for all convolutions"),
-        near("k that is best", 45, float(after.detail or 0), _RINGS),
-        near("prioritised sums not hidden behind computation, ms", 350, waits["dp-priority"], _RINGS),
-        near("with reverse first-k, ms", 200, waits["dp-reverse"], _RINGS),
-        judged("peak of memory, reverse first-k over prioritised sums", "below 1.01", f"{after.peak / before.peak:.3f}",
-               after.peak / before.peak < 1.01, _RINGS),
-        elsewhere("over Horovod", "1.89× and 3.5×", "The simulator does not model Horovod's overheads"),
-        elsewhere("DenseNet and MobileNet", "at most 1.10× and 1.053×", "Their layers are not simulated"),
-    ))  # fmt: skip
+def _same_order(seed: int, scale: float) -> bool:
+    rng = np.random.default_rng(seed)
+    graph, regions = StepGraph(12, first="I"), make_regions(12, 2)
+    sub, gain = rng.uniform(0.1, 1.0, (len(regions), 12)), rng.permuted(np.arange(48.0)).reshape(-1, 12)
+    main, number = scale * rng.uniform(1.0, 4.0, len(regions)), {region: i for i, region in enumerate(regions)}
+    times = RegionTimes(lambda region: main[number[region]], lambda k, region: sub[number[region], k],
+                        lambda k, region: gain[number[region], k])  # fmt: skip
+    timeline = Timeline(graph, regions, times, Costs(), k=1, input_gradient=False)
+    return joint_schedule(timeline) == _algorithm_1(timeline, sub, gain)
 
 
-def stated_pipelines(context: Context) -> Found:
-    """§8.4: pipelines of BERT against other systems, on other networks of GPUs, and in memory."""
-    claims = [*_fine_tuning(), *_pre_training((48, 8) if context.quick else None)]
-    return Found((*claims, elsewhere(
-        "RNN of 16 cells: over GPipe and over cross-layer model parallelism", "1.99× and 1.47×",
-        "The paper does not give the sizes of its cells"), elsewhere(
-        "GPT-3 on 12 to 36 GPUs", "limited by 24 decoders", "No number is stated")))  # fmt: skip
+def _algorithm_1(timeline: Timeline, sub: np.ndarray, gain: np.ndarray) -> list[int]:
+    """Algorithm 1; a kernel is runnable in a region if it is ready there and its layer's next forward is not over."""
+    count = len(timeline.regions)
+    chosen: list[list[int]] = [[] for _ in range(count)]
+    now, unscheduled, open_regions = [0.0] * count, set(timeline.beside), set(range(count))
+    while unscheduled:
+        best: tuple[float, int, int] | None = None
+        for i in sorted(open_regions):
+            usable = [
+                k
+                for k in unscheduled
+                if max(timeline.ready[k], timeline.begin[i] + now[i]) + sub[i, k] <= timeline.deadline[k]
+            ]
+            if not usable:
+                continue
+            now[i] = max(now[i], min(timeline.ready[k] for k in usable) - timeline.begin[i])
+            if now[i] >= timeline.length[i]:
+                continue
+            for k in usable:
+                if timeline.ready[k] <= timeline.begin[i] + now[i] and (best is None or gain[i, k] > best[0]):
+                    best = (float(gain[i, k]), i, k)
+        if best is None:
+            break
+        _, i, k = best
+        chosen[i].append(k)
+        unscheduled.remove(k)
+        now[i] += sub[i, k]
+        if now[i] >= timeline.length[i]:
+            open_regions.remove(i)
+    return [k for one in chosen for k in one]
 
 
-def _fine_tuning() -> list[Claim]:
-    """§8.4.1: BERT-24 on four V100, batch 96 in four micro-batches."""
-    layers, claims = bert(24), []
-    size: dict[str, Any] = {"stages": 24, "workers": 4, "microbatches": 4}
-    for (name, link), stated in zip(LINKS.items(), (0.05, 0.16, 1.8), strict=True):
-        costs = replace(_GPU, network=link).costs(layers, 24)
-        bytes_moved = 4 * 24 * layers[0].output
-        ratio = bytes_moved / link.bandwidth / costs.duration(Action(1, "F", 0))
-        claims.append(near(f"BERT-24, {name}: an encoder's transfer over its forward", stated, ratio,
-                           "By nominal bandwidth and FLOPs"))  # fmt: skip
-    costs = replace(_GPU, network=LINKS["NVLink"]).costs(layers, 24)
-    base, fast, dealt = (simulate(schedule, costs) for schedule in _three(size, costs))
-    claims.append(gain("BERT-24, NVLink: modulo on four GPUs over one GPU", 3.2, 3.2,
-                       _GPU.alone(layers, 96) / dealt.makespan))  # fmt: skip
-    claims.append(_at_most("BERT-24: peak of memory, fast-forward over GPipe", "at most 1.11", 1.11,
-                           fast.peak / base.peak))  # fmt: skip
-    claims.append(judged("BERT-24: peak of memory, modulo over GPipe", "similar, and below fast-forward's",
-                         f"{dealt.peak / base.peak:.3f}", dealt.peak < fast.peak,
-                         "Simulated from sizes of tensors"))  # fmt: skip
-    slow = replace(_GPU, network=LINKS["10 Gb Ethernet"]).costs(layers, 24)
-    one, two = (simulate(modulo(**size, costs=slow, group=group, input_gradient=True), slow).makespan
-                for group in (1, 2))  # fmt: skip
-    claims.append(near("BERT-24, 10 Gb Ethernet: throughput of single encoders over groups of two", 0.5, two / one,
-                       "Here a group of two halves the bytes, and the link remains the bottleneck"))  # fmt: skip
-    return claims
+def first_k(data: Any) -> Found:
+    """Alg. 2 and §5.1: the order of reverse first-k, its bound, its search; Fig. 4 with durations that are chosen."""
+    network = [4, 1, 4, 4, 4]  # the text gives no durations; with these all of its statements hold
+    costs = Costs(lambda action: network[action.stage] if action.kind == "S" else {"F": 2, "I": 1, "W": 2}[action.kind])
+    settings: list[tuple[int, Any]] = [(0, "first-ready"), (0, "first-stage"), (3, "first-stage"), (4, "first-stage")]
+    a, b, c, d = [simulate(reverse_first_k(stages=5, k=k, costs=costs, priority=priority), costs).makespan
+                  for k, priority in settings]  # fmt: skip
+    (lane,) = [lane for lane in reverse_first_k(stages=5, k=3).lanes if any(c.kind == "F" for c in _actions(lane))]
+    order = [f"{action.kind}{action.stage + 1}" for action in _actions(lane) if action.kind in "IW"]
+    best, found, tried = 0, 0, 0
+    for seed in range(200):  # concave throughputs of up to 60 layers
+        rng = np.random.default_rng(seed)
+        stages = int(rng.integers(10, 60))
+        top = int(rng.integers(0, stages))
+        calls: list[int] = []
+        k = search_k(partial(_concave, top, calls), stages)
+        best, found, tried = best + 1, found + (k == top), max(tried, len(set(calls)))
+    return Found({
+        "order": Ours(order, text=" ".join(order)),
+        "search": Ours(found == best, text=f"the best k in {found} of {best}, at most {tried} tried"),
+        "saved": Ours(other=f"with durations chosen so that all hold: {a - b:g}"),
+        "further": Ours(other=f"likewise: {b - c:g}; with four layers {b - d:g}"),
+        "ratios": Ours(other=f"likewise: {a / c:.2f}× and {b / c:.2f}×"),
+    })  # fmt: skip
 
 
-def _pre_training(only: tuple[int, int] | None) -> list[Claim]:
-    """§8.4.2: larger BERTs on 8 to 32 V100, against PipeDream, DAPPLE (1F1B) and Megatron 2 (interleaved 1F1B)."""
-    dreams, claims, forwarded = [], [], []
-    points = [(12, 8, 512, (1.63, 1.63), None), (24, 16, 1024, (1.14, 1.25), None), (48, 32, 1872, (1.14, 1.25), None),
-              (48, 8, 1872, None, 1.47), (48, 16, 1872, None, 1.29), (48, 24, 1872, None, None)]  # fmt: skip
-    for encoders, workers, batch, over_dream, over_dapple in points:
-        if only is not None and (encoders, workers) != only:
-            continue
-        layers = bert(encoders)
-        costs = _CLOUD.costs(layers, batch / workers)
-        size: dict[str, Any] = {"stages": encoders, "workers": workers, "microbatches": workers}
-        ours = simulate(modulo(**size, costs=costs, input_gradient=True), costs).makespan
-        where = f"BERT-{encoders}, {workers} workers: modulo over"
-        if over_dream:
-            dream = asynchronous("pipedream", layers, _CLOUD, workers, workers, batch / workers).seconds
-            dreams.append(dream / ours)
-            claims.append(gain(f"{where} PipeDream", *over_dream, dream / ours, _DREAM))
-        if over_dapple:
-            dapple = simulate(one_f_one_b(**size), costs).makespan
-            claims.append(gain(f"{where} 1F1B, as DAPPLE runs", over_dapple, over_dapple, dapple / ours))
-        if (encoders, workers) in _MEGATRON:
-            chunks = _MEGATRON[encoders, workers]
-            theirs = simulate(interleaved_one_f_one_b(**size, chunks=chunks), costs).makespan
-            group = encoders // (workers * chunks)  # the same parts of the model on the same workers
-            mixed = simulate(modulo(**size, costs=costs, group=group, input_gradient=True), costs).makespan
-            forwarded.append(theirs / mixed)
-            claims.append(gain(f"{where} interleaved 1F1B, {chunks} parts a worker, as Megatron 2 runs", 1.136, 1.292,
-                               theirs / ours))  # fmt: skip
-    if dreams:
-        claims.append(gain("modulo over PipeDream, mean of these", 1.31, 1.31, fmean(dreams), _DREAM))
-    if forwarded:
-        claims.append(gain("fast-forward on the parts of interleaved 1F1B, mean", 1.204, 1.204, fmean(forwarded)))
-        claims.append(gain("the same, the largest", 1.275, 1.275, max(forwarded)))
-    return claims
+def _actions(lane: Any) -> list[Action]:
+    return [action for cell in lane.cells for action in actions_of(cell)]
 
 
-_DREAM = "PipeDream never waits at the end of a step, and here stashed weights cost nothing"
+def _concave(top: int, calls: list[int], k: int) -> float:
+    calls.append(k)
+    return -float((k - top) ** 2)
 
 
-def _three(size: dict[str, Any], costs: Costs) -> tuple[Any, Any, Any]:
-    return (gpipe(**size), fast_forward(**size, costs=costs, input_gradient=True),
-            modulo(**size, costs=costs, input_gradient=True))  # fmt: skip
-
-
-def _at_most(what: str, paper: str, most: float, ours: float) -> Claim:
-    return judged(what, paper, f"{ours:.3f}", ours <= most, "Simulated from sizes of tensors")
-
+# ---- units of time ---------------------------------------------------------------------------------------------------
 
 _DURATIONS: dict[Kind, float] = {"F": 1, "I": 1, "W": 1, "U": 0}
 _UNITS = Costs(_DURATIONS)
 """By kind; a joint backward takes as long as its two parts."""
-
-
-def first_k(context: Context) -> Found:
-    """Fig. 4 and §5.1: five layers, sums over a network."""
-    network = [4, 1, 4, 4, 4]  # the text gives no durations; with these all of its statements hold
-    costs = Costs(lambda action: network[action.stage] if action.kind == "S" else {"F": 2, "I": 1, "W": 2}[action.kind])
-    settings: list[tuple[int, Any]] = [(0, "first-ready"), (0, "first-stage"), (3, "first-stage")]
-    a, b, c = [
-        simulate(reverse_first_k(stages=5, k=k, costs=costs, priority=priority), costs).makespan
-        for k, priority in settings
-    ]
-    stated = (
-        ("units saved by prioritised sums", "1", a - b), ("and by reversing three layers", "3", b - c),
-        ("conventional over reverse first-k", "1.16", a / c), ("prioritised over reverse first-k", "1.12", b / c),
-    )  # fmt: skip
-    return Found(tuple(Claim(what, paper, f"{ours:.3g}", None, _CHOSEN) for what, paper, ours in stated))
-
-
-_CHOSEN = "The paper gives no durations: these were chosen so that its statements hold together, so nothing is decided"
 _FIG_5: dict[str, Any] = {"workers": 2, "stages": 8}
 _FIG_12: dict[str, Any] = {"workers": 4, "stages": 16, "microbatches": 4}
 
 
-def eight_layers(context: Context) -> Found:
+def eight_layers(data: Any) -> Found:
     """Fig. 5, and with two micro-batches Fig. 6."""
-    found = [simulate(schedule, _UNITS).makespan for schedule in _eight_layers()]
-    names = ("conventional", "fast-forward", "modulo")
+    found = [simulate(schedule, _UNITS) for schedule in _eight_layers()]
+    spans = [round(one.makespan) for one in found]
     two = [round(simulate(schedule, _UNITS).makespan) for schedule in _eight_layers(2)]
-    return Found((
-        *(claim(f"8 layers on 2 devices, {name}: units", paper, round(ours))
-          for name, paper, ours in zip(names, (23, 19, 16), found, strict=True)),
-        Claim(f"with two micro-batches (Fig. 6): units, {', '.join(names)}", "each shorter than the one before",
-              ", ".join(map(str, two)), two[0] > two[1] > two[2]),
-    ))  # fmt: skip
+    dealt = found[2]
+    begin = max(event.end for event in dealt.events if any(a.kind == "F" for a in actions_of(event.cell)))
+    busy = [0.0, 0.0]
+    for event in dealt.events:
+        if event.start >= begin:
+            busy[dealt.schedule.lanes[event.lane].worker] += event.end - event.start
+    share = 100 * min(busy) / (dealt.makespan - begin)
+    return Found({
+        "conventional": Ours(spans[0], ran="cross-layer model parallelism"),
+        "fast-forward": Ours(spans[1], ran="fast-forward"), "modulo": Ours(spans[2], ran="modulo"),
+        "utilised": Ours(share, unit=" %", ran="modulo", text=f"{100 * busy[0] / (dealt.makespan - begin):.0f} % and "
+                         f"{100 * busy[1] / (dealt.makespan - begin):.0f} %"),
+        "two micro-batches": Ours(two[0] > two[1] > two[2], text=", ".join(map(str, two))),
+    })  # fmt: skip
 
 
 def _eight_layers(microbatches: int = 1) -> list[Any]:
@@ -380,153 +320,193 @@ def _eight_layers(microbatches: int = 1) -> list[Any]:
     return [gpipe(**size, input_gradient=False), fast_forward(**size), modulo(**size)]
 
 
-def sixteen_layers(context: Context) -> Found:
+def sixteen_layers(data: Any) -> Found:
     """Fig. 12 and §8.4.1; the paper draws 8 layers, and states the ratios of 16."""
     a, b, c = [simulate(schedule, _UNITS).makespan for schedule in _sixteen_layers()]
-    return Found((
-        claim("16 layers on 4 devices: fast-forward over GPipe", 1.22, round(a / b, 2)),
-        claim("16 layers on 4 devices: modulo over GPipe", 1.62, round(a / c, 2),
-              why=f"{a:g} / {c:g} units are {a / c:.3f}, which is 1.62 cut off and 1.63 rounded"),
-        *(Claim(f"16 layers on 4 devices, {name}: units", "not stated", f"{ours:g}", None, "The paper states ratios")
-          for name, ours in (("GPipe", a), ("fast-forward", b), ("modulo", c))),
-    ))  # fmt: skip
+    return Found({"fast-forward": Ours(round(a / b, 2), unit="×", ran="fast-forward", other=f"{a:g} / {b:g} units"),
+                  "modulo": Ours(round(a / c, 2), unit="×", ran="modulo",
+                      other=f"{a:g} / {c:g} units, {a / c:.3f}")})  # fmt: skip
 
 
 def _sixteen_layers() -> list[Any]:
     return [gpipe(**_FIG_12, input_gradient=False), fast_forward(**_FIG_12), modulo(**_FIG_12)]
 
 
-_NO_GAIN = "Each kernel already uses both cores, and issuing one costs little: there is nothing to hide"
-_NOT_HERE = "Kernels issued to a V100 by TensorFlow, XLA or Nimble"
+# ---- two ranks, measured ---------------------------------------------------------------------------------------------
 
 
-def single_device(result: Result) -> Found:
-    """Fig. 7 on the CPU: the fastest order that moves weight gradients, over the conventional one."""
-    rows, claims = [], []
-    for row in result["rows"]:
-        best = min(_REORDERED, key=lambda name: median(row, name))
-        rows.append({"network": row["network"], "gain": median(row, "conventional") / median(row, best)})
-        claims.append(faster(
-            f"{row['network']}: out of order over conventional", "1.03–1.58×", 1.03, row["conventional"], row[best],
-            ran=f"{ORDERS[best]}; conventional: {ORDERS['conventional']}", why=_NO_GAIN))  # fmt: skip
-    return Found(tuple(claims), {"rows": rows})
+def cross_layer(context: Context) -> dict[str, Any]:
+    """Fig. 5 on two processes: an MLP, one micro-batch, one thread a rank."""
+    given: dict[str, Any] = {"width": 1024, "depth": 8, "batch": 128, "microbatches": 1, "steps": 40,
+                             "sizes": (1 << 10,), "schedules": ("gpipe", "fast-forward", "modulo")}  # fmt: skip
+    if context.quick:
+        given |= {"width": 16, "depth": 4, "batch": 4, "steps": 3}
+    times = _on_two_ranks(given)
+    return {name: timing.ratio(times["gpipe"], times[name]) for name in ("fast-forward", "modulo")}
 
 
-def statements(result: Result) -> Found:
-    """§8.2: streams without reordering, and with it."""
-    claims = []
-    for row in result["rows"]:
-        if not row["network"].startswith("DenseNet"):
-            continue
-        best = min(_REORDERED, key=lambda name: median(row, name))
-        ran = f"{ORDERS['two']}, each weight gradient as soon as it is ready"
-        claims += [
-            faster(f"{row['network']}: two streams, not reordered, over conventional", "1.39×", 1.39,
-                   row["conventional"], row["two"], ran=ran, why=_NO_GAIN),
-            faster(f"{row['network']}: out of order over two streams, not reordered", "1.11× (1.54 / 1.39)", 1.11,
-                   row["two"], row[best], ran=f"{ORDERS[best]}; {ran}", why=_NO_GAIN),
-        ]  # fmt: skip
-    return Found((
-        *claims,
-        elsewhere("pre-compiled kernel issue (Opt1) and multi-stream (Opt2) by themselves", "Opt2: 1.01–1.15×",
-                  f"{_NOT_HERE}; our answer to Opt1, CUDA graphs, is python -m benchmarks gpu-graphs"),
-        elsewhere("over Nimble, mean", "1.28×", _NOT_HERE),
-    ) if claims else ())  # fmt: skip
+def recurrent_cross_layer(context: Context) -> dict[str, Any]:
+    """Fig. 11a: recurrent layers on two processes, a whole batch at once; GPipe has four micro-batches."""
+    given: dict[str, Any] = {"width": 128, "depth": 16, "length": 20, "batch": 128, "steps": 20, "sizes": (1 << 10,)}
+    if context.quick:
+        given |= {"width": 8, "depth": 4, "length": 3, "batch": 8, "steps": 2}
+    whole = _on_two_ranks(given | {"microbatches": 1, "schedules": ("gpipe", "fast-forward", "modulo")})
+    parts = _on_two_ranks(given | {"microbatches": 4, "batch": given["batch"] // 4, "schedules": ("gpipe",)})
+    return {"GPipe": timing.ratio(parts["gpipe"], whole["modulo"]),
+            "cross-layer": timing.ratio(whole["gpipe"], whole["modulo"]),
+            "slower": timing.ratio(parts["gpipe"], whole["gpipe"])}  # fmt: skip
 
 
-_QUEUE = "Not the paper's baseline, which lets sums overtake each other"
+def _on_two_ranks(given: dict[str, Any]) -> dict[str, timing.Timing]:
+    """Return the lengths of steps of some schedules on two processes."""
+    spans = on_ranks(2, pipelines_on_ranks, given=given)["spans"]
+    return {
+        name: timing.Timing(
+            tuple(max(end for _, _, end in step) - min(start for _, start, _ in step) for step in steps))
+        for name, steps in spans.items()
+    }  # fmt: skip
 
 
-def data_parallel(result: Result) -> Found:
-    """Fig. 10: over BytePS on clusters, simulated; of sums in the order of their readiness nothing is claimed."""
-    found = speed_ups(result, lambda row: row["source"].startswith("Oh") and row["compared"].startswith("reverse"))
-    claims = (replace(one, met=None, why=_QUEUE) if "first ready" in one.what else one for one in found.claims)
-    return Found(tuple(claims), found.data)
-
-
-def data_parallel_here(result: Result) -> Found:
-    """§8.3 on two ranks of this machine, and with a stated network between them."""
-    claims = []
-    for row in result["rows"]:
-        where = f"{row['network']}, {row['batch']} samples"
-        claims.append(faster(f"{where}: reverse first-k over prioritised sums", "1.10–1.27× (16 to 48 GPUs)", 1.1,
-                             row["priority"], row["reverse"], ran=f"reverse first-{row['k']}; first stage first",
-                             why="Two ranks share two cores, and the same cores move the bytes"))  # fmt: skip
-        hidden = row["reverse_hidden"]
-        share = float(hidden["median"] if isinstance(hidden, Mapping) else hidden)
-        claims.append(Claim(f"{where}: share of the sums hidden", "not stated", f"{share:.0%}", None,
-                            "Not the paper's measure", f"reverse first-{row['k']}"))  # fmt: skip
-    return Found(tuple(claims))
-
-
-def pipelines(result: Result) -> Found:
-    """Fig. 11 and 13: over GPipe, simulated."""
-    return speed_ups(result, lambda row: row["source"].startswith("Oh") and not row["compared"].startswith("reverse"))
+def ratios(data: Mapping[str, Any]) -> Found:
+    """Return the gains of Fig. 5 and 11a as they were measured; the first is named after what ran."""
+    return Found({key: ratio(found, ran=key if key == "fast-forward" else "") for key, found in data.items()})
 
 
 def executed_pipelines(result: Result) -> Found:
-    """§8.4 executed on two ranks: over GPipe as measured, and every step compared with the simulated one."""
-    rows = {row["schedule"]: row for row in result["rows"]}
-    claims = []
-    for name, paper in (("fast-forward", 1.18), ("modulo", 1.5)):
-        if "gpipe" in rows and name in rows:
-            claims.append(at_least(
-                f"MLP of {result['settings']['depth']} layers on {rows[name]['ranks']} ranks: {name} over GPipe",
-                paper, rows["gpipe"]["measured"] / rows[name]["measured"], ran=name,
-                why="The paper's FFNN has 16 layers on four V100, GPipe's bubble here is only "
-                    f"{rows['gpipe']['bubble']:.0%}"))  # fmt: skip
-    claims += [
-        Claim(f"{row['schedule']} on {row['ranks']} ranks: simulated step against the measured one", "not stated",
-              f"{row['difference']:+.0%}", None, "Shows how far the simulator can be trusted", row["schedule"])
-        for row in result["rows"]
-    ]  # fmt: skip
-    return Found(tuple(claims))
+    """Fig. 11a executed on two ranks: an MLP, over GPipe as measured."""
+    rows, found = {row["schedule"]: row for row in result["rows"]}, {}
+    off = ", ".join(f"{row['schedule']} {row['difference']:+.0%}" for row in result["rows"])
+    for name in ("fast-forward", "modulo"):
+        if name in rows:
+            found[name] = Ours(rows["gpipe"]["measured"] / rows[name]["measured"], unit="×", ran=name,
+                               other=f"simulated over measured: {off}" if name == "modulo" else "")  # fmt: skip
+    return Found(found)
+
+
+def data_parallel_here(result: Result) -> Found:
+    """§8.3 on two ranks of this machine, in its memory and with a stated network between them; most samples a step."""
+    found: dict[str, Ours] = {}
+    for row in sorted(result["rows"], key=lambda row: int(row["batch"])):
+        where = "memory" if row["network"].startswith("this") else "10 Gbit/s"
+        fewer = f"{row['batch']} samples: "
+        given = quotient(row["priority"], row["reverse"], ran=f"reverse first-{row['k']}; first stage first")
+        found[where] = replace(given, other=f"{found[where].other}{found[where].said}" if where in found else fewer)
+    return Found(found)
+
+
+# ---- the paper's clusters, simulated ---------------------------------------------------------------------------------
+
+
+def data_parallel(result: Result) -> Found:
+    """Fig. 10: reverse first-k over prioritised sums."""
+    rows = [row for row in result["rows"] if row["compared"].startswith("reverse")]
+    ready = {(row["setting"], row["workers"]): row["ours"] for row in rows if "first ready" in row["compared"]}
+    rows = [row for row in rows if "first stage" in row["compared"]]
+    return Found({
+        f"{row['setting']}, {row['workers']}": Ours(
+            row["ours"], unit="×", other=f"sums in the order of their readiness on both sides: "
+            f"{ready[row['setting'], row['workers']]:.2f}×") for row in rows
+    }, {"rows": rows})  # fmt: skip
+
+
+def pipelines(result: Result) -> Found:
+    """Fig. 11 and 13: over GPipe."""
+    rows = [row for row in result["rows"] if row["source"].startswith("Oh") and row.get("paper")
+            and not row["compared"].startswith("reverse") and not row["setting"].startswith("FFNN")]  # fmt: skip
+    names = [row["compared"].removesuffix(" over GPipe") for row in rows]
+    return Found({f"{name}; {row['setting']}, {row['workers']}": Ours(row["ours"], unit="×", ran=name.split(",")[0])
+                  for name, row in zip(names, rows, strict=True)}, {"rows": rows})  # fmt: skip
+
+
+_GPU = Machine("V100", PRODUCTS * 15.7e12, 900e9, Network())
+_CLOUD = replace(_GPU, network=Network(10e-6, 25e9, 8, 50e-6, 25 * GIGABIT))
+_MEGATRON = {(48, 8): 2, (48, 16): 3, (48, 24): 2}
+"""Parts of the model a worker, by encoders and workers: the paper does not say how many Megatron 2 had."""
+
+
+def sums(data: Any) -> Found:
+    """§8.3: ResNet-50 on 16 V100, and the idle time that reverse first-k saves."""
+    layers = flat(resnet())
+    costs = V100.costs(layers, 128, 1, 16)
+    before, after = (replicas(name, layers, V100, 16, 128) for name in ("dp-priority", "dp-reverse"))
+    computing = V100.alone(layers, 128)
+    wait, left = (1e3 * (one.seconds - computing) for one in (before, after))
+    first = 1e3 * sum(costs.duration(Action(stage, "W", 0)) for stage in range(1, 45))
+    whole = 1e3 * sum(costs.duration(Action(stage, "S")) for stage in range(len(layers)))
+    return Found({
+        "wait": Ours(wait, unit=" ms", other=f"all sums {whole:.0f} ms; computing {1e3 * computing:.0f} ms, to "
+                     "whose 380 the rate is fitted"),
+        "weights": Ours(first, unit=" ms"), "k": Ours(after.detail or 0),
+        "less": Ours(max(wait - first, 0.0), unit=" ms"),
+        "more": Ours(max(wait - first - left, 0.0), unit=" ms"), "left": Ours(left, unit=" ms"),
+        "gain": Ours(before.seconds / after.seconds, unit="×"),
+        "memory": Ours(100 * (after.peak / before.peak - 1), unit=" %"),
+    })  # fmt: skip
+
+
+def stated_pipelines(data: Any) -> Found:
+    """§8.4: BERT against other systems, on other networks of GPUs, and in memory."""
+    layers, found = bert(24), dict[str, Ours]()
+    size: dict[str, Any] = {"stages": 24, "workers": 4, "microbatches": 4}
+    for name, link in LINKS.items():  # §8.4.1: four V100, batch 96 in four micro-batches
+        costs = replace(_GPU, network=link).costs(layers, 24)
+        found[f"transfer {name}"] = Ours(4 * 24 * layers[0].output / link.bandwidth / costs.duration(Action(1, "F", 0)))
+    costs = replace(_GPU, network=LINKS["NVLink"]).costs(layers, 24)
+    base, fast, dealt = (simulate(schedule, costs) for schedule in (
+        gpipe(**size), fast_forward(**size, costs=costs, input_gradient=True),
+        modulo(**size, costs=costs, input_gradient=True)))  # fmt: skip
+    found["one GPU"] = Ours(_GPU.alone(layers, 96) / dealt.makespan, unit="×")
+    found["memory fast-forward"] = Ours(100 * (fast.peak / base.peak - 1), unit=" %", ran="fast-forward")
+    found["memory modulo"] = Ours(100 * (dealt.peak / base.peak - 1), unit=" %")
+    slow = replace(_GPU, network=LINKS["10 Gb Ethernet"]).costs(layers, 24)
+    one, two = (simulate(modulo(**size, costs=slow, group=group, input_gradient=True), slow).makespan
+                for group in (1, 2))  # fmt: skip
+    found["groups"] = Ours(two / one)
+    dreams, megatron, forwarded = [], [], []
+    points = [(12, 8, 512), (24, 16, 1024), (48, 32, 1872), (48, 8, 1872), (48, 16, 1872), (48, 24, 1872)]
+    for encoders, workers, batch in points:  # §8.4.2
+        layers = bert(encoders)
+        costs = _CLOUD.costs(layers, batch / workers)
+        size = {"stages": encoders, "workers": workers, "microbatches": workers}
+        ours = simulate(modulo(**size, costs=costs, input_gradient=True), costs).makespan
+        if encoders < 48 or workers == 32:
+            dreams.append(asynchronous("pipedream", layers, _CLOUD, workers, workers, batch / workers).seconds / ours)
+        if encoders == 48 and workers in (8, 16):
+            found[f"DAPPLE {workers}"] = Ours(simulate(one_f_one_b(**size), costs).makespan / ours, unit="×")
+        if (encoders, workers) in _MEGATRON:
+            chunks = _MEGATRON[encoders, workers]
+            theirs = simulate(interleaved_one_f_one_b(**size, chunks=chunks), costs).makespan
+            group = encoders // (workers * chunks)  # the same parts of the model on the same workers
+            mixed = simulate(modulo(**size, costs=costs, group=group, input_gradient=True), costs).makespan
+            megatron.append(theirs / ours)
+            forwarded.append(theirs / mixed)
+    found |= {
+        "PipeDream 8": Ours(dreams[0], unit="×"), "PipeDream": Ours(fmean(dreams), unit="×"),
+        "PipeDream 16, 32": Ours(max(dreams[1:]), unit="×", text=", ".join(f"{one:.2f}×" for one in dreams[1:])),
+        "Megatron low": Ours(min(megatron), unit="×"), "Megatron high": Ours(max(megatron), unit="×"),
+        "forwarding mean": Ours(fmean(forwarded), unit="×", ran="fast-forward, the same parts"),
+        "forwarding most": Ours(max(forwarded), unit="×", ran="fast-forward, the same parts"),
+    }  # fmt: skip
+    return Found(found)
 
 
 _GAINS = harness.bars("{network}", {"gain": ""}, "speed-up over the conventional order", line=1.0)
-_ISSUE = (
-    "How long TensorFlow takes to issue kernels to a V100; our answer, CUDA graphs, is python -m benchmarks gpu-graphs"
-)
-FIGURES = (
-    Figure("ooo-fig1", "Fig. 1, 2 and 8", "elsewhere", "kernel issue overhead and timeline of DenseNet-121", gpu=True,
-           why=_ISSUE),
-    Figure("ooo-fig4", "Fig. 3 and 4, Alg. 2", "simulated", "reverse first-k: 16 % and 12 % of a step of five layers",
-           run=first_k),
-    Figure("ooo-fig5", "Fig. 5 and 6", "exact", "8 layers, 2 devices: 23, 19 and 16 units", run=eight_layers,
-           draw=lambda data: drawn_timelines(_eight_layers(), _UNITS)),
-    Figure("ooo-fig5-here", "Fig. 5 and §5.2.1", "measured",
-           "one micro-batch on two ranks of this machine: 1.21× and 1.44× conventional cross-layer parallelism",
-           run=cross_layer, seconds=17, needs=("mpi",)),
-    Figure("ooo-table1", "Table 1 and 2", "elsewhere", "the paper's networks, data and clusters", gpu=True,
-           why="Titan XP, P100 and V100 in four clusters; ooo-fig10 and ooo-fig11 simulate them from their data "
-               "sheets"),
-    Figure("ooo-fig7", "Fig. 7", "measured", "one device: 1.03–1.58× over XLA", rests_on="schedule",
-           shows=single_device, draw=_GAINS, seconds=240, needs=("torch", "data"), gpu=True),
-    Figure("ooo-fig7-here", "Fig. 7 and §8.2", "measured",
-           "one device: networks in which an order out of order could gain here, and gradients of a layer side by "
-           "side with a barrier", run=where_it_gains, draw=_GAINS, seconds=90),
-    Figure("ooo-s82", "§8.2", "measured", "two streams without reordering 1.39×, with it 1.54×; over Nimble 1.28×",
-           rests_on="schedule", shows=statements, seconds=240, needs=("torch", "data"), gpu=True),
-    Figure("ooo-fig9", "Fig. 9 and §8.2", "executed",
-           "memory of the reordered step: at most 1.1 times the conventional peak, and below 0.1 % more in fact",
-           run=memory, seconds=40),
-    Figure("ooo-fig10", "Fig. 10", "simulated", "data-parallel over BytePS: 1.10–1.27×", rests_on="scaling-papers",
-           shows=data_parallel, draw=draw_ranges, seconds=30, gpu=True),
-    Figure("ooo-fig10-here", "Fig. 10", "measured", "reverse first-k on two ranks of this machine",
-           rests_on="data-parallel", shows=data_parallel_here, seconds=120, needs=("torch", "mpi")),
-    Figure("ooo-s83", "§8.3", "simulated", "ResNet-50 on 16 V100: 350 ms of sums become 265 and then 200, k = 45",
-           run=sums, seconds=2, gpu=True),
-    Figure("ooo-fig11", "Fig. 11 and 13", "simulated", "pipelines over GPipe: 1.41–1.99×", rests_on="scaling-papers",
-           shows=pipelines, draw=draw_ranges, seconds=30, gpu=True),
-    Figure("ooo-fig11-here", "Fig. 11", "executed",
-           "pipelines on two ranks of this machine, compared with GPipe and with the simulator",
-           rests_on="scaling-measured", shows=executed_pipelines, seconds=120, needs=("mpi",)),
-    Figure("ooo-fig11-rnn", "Fig. 11a", "measured",
-           "recurrent layers on two ranks of this machine: modulo allocation 1.99× GPipe and 1.47× cross-layer "
-           "model parallelism", run=recurrent_cross_layer, seconds=60, needs=("mpi",)),
-    Figure("ooo-s84", "§8.4", "simulated", "compared with PipeDream, DAPPLE and Megatron 2; communication and memory",
-           run=stated_pipelines, seconds=3, gpu=True),
-    Figure("ooo-fig12", "Fig. 12 and §8.4.1", "exact",
-           "16 layers, 4 devices, 4 micro-batches: 1.22× and 1.62× over GPipe", run=sixteen_layers,
-           draw=lambda data: drawn_timelines(_sixteen_layers(), _UNITS)),
-)  # fmt: skip
+RUNS = {
+    "ooo-alg1": Run(joint),
+    "ooo-fig4": Run(first_k),
+    "ooo-fig5": Run(eight_layers, draw=lambda data: drawn_timelines(_eight_layers(), _UNITS)),
+    "ooo-fig5-here": Run(ratios, cross_layer, seconds=17, needs=("mpi",)),
+    "ooo-fig7": Run(single_device, rests_on="schedule", draw=_GAINS, seconds=240, needs=("torch", "data")),
+    "ooo-fig7-here": Run(gains_here, where_it_gains, draw=_GAINS, seconds=90),
+    "ooo-s8": Run(unchanged, seconds=1),
+    "ooo-fig9": Run(peaks, memory, seconds=40),
+    "ooo-fig10": Run(data_parallel, rests_on="scaling-papers", draw=DRAW_RANGES, seconds=30),
+    "ooo-fig10-here": Run(data_parallel_here, rests_on="data-parallel", seconds=120, needs=("torch", "mpi")),
+    "ooo-s83": Run(sums, seconds=2),
+    "ooo-fig11": Run(pipelines, rests_on="scaling-papers", draw=DRAW_RANGES, seconds=30),
+    "ooo-fig11-here": Run(executed_pipelines, rests_on="scaling-measured", seconds=120, needs=("mpi",)),
+    "ooo-fig11-rnn": Run(ratios, recurrent_cross_layer, seconds=60, needs=("mpi",)),
+    "ooo-s84": Run(stated_pipelines, seconds=3),
+    "ooo-fig12": Run(sixteen_layers, draw=lambda data: drawn_timelines(_sixteen_layers(), _UNITS)),
+}
+"""By the figure's name."""

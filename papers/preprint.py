@@ -14,12 +14,12 @@ import numpy as np
 from benchmarks import harness, jacobians, workloads
 from benchmarks.recurrent import GEMM, gemm
 from papers import bppsa
-from papers.figure import Claim, Context, Figure, Found, at_least, claim, judged
+from papers.claims import Context, Found, Ours, Run, ratio
 from sparsebp import nn, optim
 from sparsebp.core import timing
 from sparsebp.data import load_mnist_images
 from sparsebp.models import vgg11
-from sparsebp.patterns import SparsityPattern
+from sparsebp.patterns import SparsityPattern, conv_pattern
 from sparsebp.products import ProductPlan, plan_product
 from sparsebp.scan.algorithms import Span, critical_path, recipe
 from sparsebp.scan.run import Multiply
@@ -62,10 +62,11 @@ def _without_zeros(element: Element) -> Element:
 
 
 def walk(
-    chain: Sequence[Element], *, timed: bool, note: Callable[[str], None] = lambda line: None
-) -> list[dict[str, Any]]:
+    chain: Sequence[Element], *, timed: bool, note: Callable[[str], None] = lambda line: None, way: Any = "blelloch",
+    **options: int,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Go through Algorithm 1 and return a row for every product, and for every Jacobian that it starts from."""
-    steps = recipe("blelloch", len(chain)).steps
+    steps = recipe(way, len(chain), **options).steps
     spans = {Span(i + 1, i + 2): element for i, element in enumerate(chain)}
     last = {span: number for number, step in enumerate(steps) for span in (step.left, step.right)}
     g = np.random.default_rng(1).standard_normal((chain[0].pattern.shape[1], 1)).astype(chain[0].data.dtype)
@@ -200,14 +201,6 @@ class Skeleton:
         data = np.ascontiguousarray(turn.transpose(0, 2, 1)).reshape(self.joints, -1)
         return np.concatenate([error[None], np.asarray(_plan(self.way, self.joints)(error, data))[:-1]])
 
-    def joints_at(self, angles: np.ndarray) -> np.ndarray:
-        """Return where the bones end, (n + 1, 3)."""
-        frame, found = np.eye(_POSE), [np.zeros(3)]
-        for matrix in self.transforms(angles)[0]:
-            frame = frame @ matrix
-            found.append(frame[:3, 3])
-        return np.array(found)
-
 
 @lru_cache(maxsize=8)
 def _plan(way: Any, joints: int) -> Any:
@@ -216,7 +209,7 @@ def _plan(way: Any, joints: int) -> Any:
     return plan_scan([SparsityPattern.dense(_POSE, _POSE)] * joints, way, dtype=np.float64, shared=[True] * joints)
 
 
-def snake(context: Context) -> Found:
+def snake(context: Context) -> dict[str, Any]:
     """Reach for a target, and time the gradient's chain for growing numbers of joints."""
     from scipy.optimize import minimize
 
@@ -224,44 +217,27 @@ def snake(context: Context) -> Found:
     angles = np.random.default_rng(0).normal(scale=0.02, size=joints)
     scan, bp = (Skeleton(joints, way) for way in ("blelloch", "linear"))
     (value, gradient), (_, exact) = scan.value_and_gradient(angles), bp.value_and_gradient(angles)
-    apart = float(np.abs(gradient - exact).max() / np.abs(exact).max())
-    some = [0, joints // 2, joints - 1]
-    differences = [_kinematics_difference(scan, angles, joint) for joint in some]
-    off = float(np.abs(gradient[some] - differences).max() / np.abs(exact).max())
     found = minimize(scan.value_and_gradient, angles, jac=True, method="L-BFGS-B", options={"maxiter": 200})
-    left = float(np.linalg.norm(scan.joints_at(found.x)[-1] - _TARGET))
     counts = [10, 100] if context.quick else [10, 100, 1000, 10_000, 100_000]
-    rows = [_timed(n, context.quick) for n in counts]
-    dear = bppsa.path(rows[-1]["joints"], _POSE)
-    least = next(n for n in range(2, 10_000) if bppsa.path(n, _POSE) < n)
-    ran, longest = f"Blelloch's scan, {joints} joints, float64", rows[-1]
-    why = "The tree does 4 times as many operations, and two cores run them one after the other"
-    return Found((
-        Claim("gradient by the scan against the sequential one: largest relative difference", "the same outputs",
-              f"{apart:.1g}", apart < 1e-12, "", ran),
-        Claim("gradient by the scan against finite differences, three joints", "the same", f"{off:.1g}", off < 1e-6, "",
-              ran),
-        Claim(f"distance of the tip from the target, before and after {found.nit} steps of L-BFGS", "not stated",
-              f"{math.sqrt(2 * value):.2g}, {left:.1g}", None, "The preprint gives no numbers", ran),
-        Claim("joints from which the tree's longest path costs less than the chain", "n / log n above the dimension, 4",
-              f"{least}, n / log₂ n = {least / math.log2(least):.1f}", 2 <= least / math.log2(least) <= 8, "",
-              "counted, n workers, a product of 4×4 matrices as 4 of a matrix and a vector"),
-        Claim(f"{longest['joints']} joints: the chain over the tree's longest path", "above 1",
-              f"{longest['joints'] / dear:.3g}×", dear < longest["joints"], "", "counted, n workers"),
-        *(at_least(f"{longest['joints']} joints: the sequential chain's time over the scan's, measured", 1.0,
-                   longest["linear"] / longest[way], why=why, ran=name)
-          for way, name in (("blelloch", "Blelloch's scan, 2 cores"), ("chunked", "chunked scan, 2 cores"))),
-    ), {"rows": rows, "before": scan.joints_at(angles).tolist(), "after": scan.joints_at(found.x).tolist(),
-        "target": _TARGET.tolist()})  # fmt: skip
+    return {
+        "rows": [_timed(n, context.quick) for n in counts], "steps": int(found.nit),
+        "apart": float(np.abs(gradient - exact).max() / np.abs(exact).max()), "begin": math.sqrt(2 * value),
+        "left": math.sqrt(2 * scan.value_and_gradient(found.x)[0]),
+    }  # fmt: skip
 
 
-def _kinematics_difference(skeleton: Skeleton, angles: np.ndarray, joint: int) -> float:
-    values = []
-    for step in (1e-5, -1e-5):
-        moved = angles.copy()
-        moved[joint] += step
-        values.append(skeleton.value_and_gradient(moved)[0])
-    return (values[0] - values[1]) / 2e-5
+def kinematics(data: Mapping[str, Any]) -> Found:
+    longest = data["rows"][-1]
+    joints = longest["joints"]
+    least = bppsa.first_gain(_POSE)
+    return Found({
+        "faster": ratio(longest["blelloch"],
+            other=f"{joints} joints; chunked scan {longest['chunked']['median']:.3g}×"),
+        "condition": Ours(least / math.log2(least), other=f"n = {least}, as many workers"),
+        "same": Ours(data["apart"], text=f"{data['apart']:.1g}",
+                     other=f"the tip reaches its target: {data['begin']:.2g} before and {data['left']:.0e} after "
+                     f"{data['steps']} steps of L-BFGS"),
+    })  # fmt: skip
 
 
 def _timed(n: int, quick: bool) -> dict[str, Any]:
@@ -271,24 +247,9 @@ def _timed(n: int, quick: bool) -> dict[str, Any]:
     calls = {way: partial(Skeleton(n, way).back, turn, np.ones(_POSE)) for way in _WAYS}
     rounds = {"rounds": 3, "least_rounds": 2, "warmup": 1, "budget": 0.1} if quick else {"rounds": 15, "budget": 3.0}
     found = timing.measure(calls, **rounds)  # type: ignore[arg-type]
-    return {"joints": n} | {way: timed.median for way, timed in found.items()}
-
-
-def draw_snake(data: Mapping[str, Any]) -> Any:
-    drawing, axes = harness.figure(1, 2, width=10.5, height=4.6)
-    left, right = axes[0]
-    for name, colour in (("before", harness.PAPER), ("after", harness.OURS)):
-        places = np.array(data[name])
-        left.plot(places[:, 0], places[:, 1], color=colour, linewidth=2, label=name)
-    left.plot(*data["target"][:2], "x", color="black", markersize=9, label="target")
-    left.set(xlabel="x, lengths of the skeleton", ylabel="y, lengths of the skeleton", title="seen from above")
-    left.set_aspect("equal", adjustable="datalim")
-    names = {"linear": "one joint after the other", "chunked": "chunked scan", "blelloch": "Blelloch's scan"}
-    for way, colour in zip(_WAYS, (harness.BLUES[1], harness.BLUES[2], harness.OURS), strict=True):
-        right.loglog([row["joints"] for row in data["rows"]], [row[way] * 1e3 for row in data["rows"]], "o-",
-                     color=colour, label=names[way])  # fmt: skip
-    right.set(xlabel="number of joints", ylabel="gradient at all joints, ms")
-    return drawing
+    seconds = {way: one.median for way, one in found.items()}
+    return {"joints": n, "seconds": seconds} | {
+        way: timing.ratio(found["linear"], found[way]) for way in ("chunked", "blelloch")}  # fmt: skip
 
 
 # Products of Jacobians by Monte Carlo (§5 of BPPSA's preprint; Drineas, Kannan and Mahoney, 2006): cost and error.
@@ -316,7 +277,7 @@ def expected_error(a: np.ndarray, b: np.ndarray, exact: np.ndarray, count: int) 
     return float(np.sqrt(max(column_sizes(a, b).sum() ** 2 - whole**2, 0.0) / count)) / whole
 
 
-def trade_off(context: Context) -> Found:
+def trade_off(context: Context) -> dict[str, Any]:
     """Sample the product of the Jacobians of VGG-11's last convolutions, and train with sampled products."""
     model = vgg11(3, 10, width=1 / 16 if context.quick else 1.0, rng=0)
     x = np.random.default_rng(0).standard_normal((1, 3, 32, 32)).astype(np.float32)
@@ -338,27 +299,35 @@ def trade_off(context: Context) -> Found:
                      "gradient": float(np.sqrt(np.mean(np.square(at_gradient)))),
                      "expected": expected_error(a, b, exact, count)})  # fmt: skip
     curves = _curves(20 if context.quick else 300)
-    ends = {share: float(np.mean(curves[share][-20:])) for share in _TRAINED}
-    worst = max(abs(row["error"] / row["expected"] - 1) for row in rows)
-    eighth = next(row for row in rows if row["share"] == 1 / 8)
-    ordered = all(ends[a] < ends[b] for a, b in pairwise(_TRAINED))
-    ran = f"columns drawn by their norms, {len(sizes)}×{len(sizes)} Jacobians of VGG-11's last convolutions"
-    trained = "MLP of 6 layers on digits, SGD; products of pairs of Jacobians sampled, all else exact"
-    return Found((
-        judged("error of the product over what the source's Lemma 4 expects, at most off by", "1 on the mean",
-               f"{worst:.0%}", worst < 0.2, "Few trials", ran),
-        Claim("an eighth of the cost: relative error of the gradient", "noticeable", f"{eighth['gradient']:.0%}",
-              eighth["gradient"] > 0.1, "", ran),
-        judged("training loss at the end, exact and at 1/2, 1/8, 1/32 of a product's cost", "a trade-off: rises",
-               ", ".join(f"{ends[share]:.3f}" for share in _TRAINED), ordered, "So few steps do not separate them",
-               trained),
-    ), {"rows": rows, "curves": {f"{share:g}": curve for share, curve in curves.items()}})  # fmt: skip
+    return {"rows": rows, "curves": {f"{share:g}": curve for share, curve in curves.items()}}
+
+
+def approximate(data: Mapping[str, Any]) -> Found:
+    worst = max(abs(row["error"] / row["expected"] - 1) for row in data["rows"])
+    errors = {row["share"]: 100 * row["gradient"] for row in data["rows"]}
+    ends = [float(np.mean(curve[-20:])) for curve in data["curves"].values()]
+    return Found({
+        "errors": Ours(errors[1 / 8], unit=" %",
+            other=f"at an eighth of the cost; at half of it {errors[1 / 2]:.0f} %; "
+                       f"the product's error is within {worst:.0%} of Drineas et al.'s Lemma 4"),
+        "trade-off": Ours(ends == sorted(ends), text="loss at the end, exact and at 1/2, 1/8, 1/32 of the cost: "
+                          + ", ".join(f"{end:.3f}" for end in ends)),
+    })  # fmt: skip
 
 
 def _curves(steps: int) -> dict[float, list[float]]:
     data, _ = load_mnist_images(test=500)
     given = [data.batch(chosen) for chosen in workloads.batches(len(data), 32, 0, steps)]
     return {share: train(given, share) for share in _TRAINED}
+
+
+class _Sampled(nn.Linear):
+    """A linear layer whose product with the next one is sampled: what is behind gets gradients of drawn units only."""
+
+    draw: Callable[[np.ndarray], np.ndarray]  # takes the layer's weights, returns how much each unit counts
+
+    def input_grad(self, gy: Any, saved: Any) -> Any:
+        return super().input_grad(gy * self.draw(self.params["weight"]).astype(gy.dtype), saved)
 
 
 def train(given: Sequence[tuple[np.ndarray, np.ndarray]], share: float, width: int = 64) -> list[float]:
@@ -369,69 +338,27 @@ def train(given: Sequence[tuple[np.ndarray, np.ndarray]], share: float, width: i
     """
     rng = np.random.default_rng(0)
     sizes = [int(np.prod(given[0][0].shape[1:])), *[width] * 5, 10]
-    linear = [nn.Linear(a, b, rng=rng) for a, b in pairwise(sizes)]
-    model = nn.Sequential(*linear)  # for its parameters
-    optimizer, loss, relu = optim.SGD(model.parameters(), lr=0.02, momentum=0.9), nn.CrossEntropyLoss(), nn.ReLU()
+    linear: list[Any] = [(_Sampled if share < 1 and number in (1, 3) else nn.Linear)(a, b, rng=rng)
+                         for number, (a, b) in enumerate(pairwise(sizes))]  # fmt: skip
+
+    def draw(behind: Any, weight: np.ndarray) -> np.ndarray:
+        return draw_weights(column_sizes(weight.T, behind.params["weight"].T), max(round(share * width), 1), rng)
+
+    for number in (1, 3) if share < 1 else ():
+        linear[number].draw = partial(draw, linear[number + 1])
+    model = nn.Sequential(*[layer for one in linear for layer in (one, nn.ReLU())][:-1])
+    optimizer, step = (
+        optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
+        nn.value_and_grad(model, nn.CrossEntropyLoss()),
+    )
     found = []
     for x, target in given:
-        h, saved = x.reshape(len(x), -1), []
-        for number, layer in enumerate(linear):
-            h, kept = layer.forward(h)
-            gate = None
-            if number < len(linear) - 1:
-                h, gate = relu.forward(h)
-            saved.append((kept, gate))
-        value, kept_loss = loss.forward(h, target)
+        value, grads = step(x.reshape(len(x), -1), target)
         found.append(float(value))
-        gy, weights = loss.input_grad(kept_loss), dict[int, np.ndarray]()
-        grads: dict[str, np.ndarray] = {}
-        if share < 1:
-            for inner in (4, 2):  # unit of W_inner+1ᵀ · D · W_innerᵀ: column of the one, row of the other
-                a, b = (layer.params["weight"] for layer in (linear[inner - 1], linear[inner]))
-                weights[inner] = draw_weights(column_sizes(a.T, b.T), max(round(share * width), 1), rng)
-        late: np.ndarray | None = None
-        for number in reversed(range(len(linear))):
-            kept, gate = saved[number]
-            if gate is not None:
-                gy = relu.input_grad(gy, gate)
-                late = None if late is None else relu.input_grad(late, gate)
-            grads |= {f"{number}.{name}": g for name, g in linear[number].weight_grad(gy, kept).items()}
-            if number in weights:  # the down-sweep gives the inner gradient; what is behind gets the sampled product's
-                late = linear[number].input_grad(gy, kept) * weights[number].astype(gy.dtype)
-                gy = linear[number].input_grad(gy, kept)
-            elif late is not None:
-                gy, late = linear[number].input_grad(late, kept), None
-            else:
-                gy = linear[number].input_grad(gy, kept)
         optimizer.step(grads)
     return found
 
 
-def draw_trade_off(data: Mapping[str, Any]) -> Any:
-    drawing, axes = harness.figure(1, 2, width=10.5, height=4.4)
-    left, right = axes[0]
-    shares = [row["share"] for row in data["rows"]]
-    left.loglog(shares, [row["error"] for row in data["rows"]], "o-", color=harness.OURS, label="product")
-    left.loglog(
-        shares,
-        [row["gradient"] for row in data["rows"]],
-        "s-",
-        color=harness.KINDS[2],
-        label="gradient computed from it",
-    )
-    left.loglog(shares, [row["expected"] for row in data["rows"]], "--", color="black", label="product, expected")
-    left.set(xlabel="share of the exact product's operations", ylabel="relative error (root mean square)")
-    left.set_xticks(shares, [f"1/{round(1 / share)}" for share in shares])
-    left.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
-    for (share, curve), colour in zip(data["curves"].items(), harness.KINDS, strict=False):
-        means = np.convolve(curve, np.ones(10) / 10, mode="valid") if len(curve) > 10 else curve
-        label = "exact" if float(share) == 1 else f"1/{round(1 / float(share))} of the cost"
-        right.plot(means, linewidth=1.3, color=colour, label=label)
-    right.set(xlabel="training step", ylabel="training loss, nats, mean of 10 steps")
-    return drawing
-
-
-_RAN = "Blelloch's scan, every level, one image, float32; max-pooling stored as in Alg. 8–10"
 _FULL, _PRUNED = "VGG-11", "97 % pruned VGG-11"
 
 
@@ -442,7 +369,7 @@ def _walked(context: Context, name: str, *, timed: bool) -> dict[str, Any]:
     """Return the rows of a network's scan and of autograd's operators; several figures rest on one walk."""
     for key in (f"{name}, timed", *(() if timed else (name,))):
         if key in context.results:
-            return context.results[key]  # type: ignore[return-value]
+            return context.results[key]
     model, x = _network(context, name)
     rows = walk(elements(model, x), timed=timed, note=context.echo)
     found: dict[str, Any] = {"rows": rows, "operators": [], "rate": 0.0}
@@ -481,71 +408,62 @@ def _rate() -> float:
     return float(2 * GEMM**3 / min(timed.seconds))
 
 
-def measured(context: Context) -> Found:
-    found = _beside_autograd(context, _FULL, timed=True)
-    rows = found["rows"]
-    mm = [row for row in rows if row["kind"] == "mm"]
-    vectors = [row for row in rows if row["kind"] == "mv"]
-    linear, autograd = _slowest(rows, "linear"), max(row["seconds"] for row in found["operators"])
-    within = [row for row in mm if row["seconds"] <= linear]
-    above = sorted((row for row in mm if row["seconds"] > linear), key=lambda row: -row["seconds"])
-    apart = max(row["difference"] for row in vectors)
-    return Found((
-        judged("products of matrices that take at most the linear scan's slowest step", "many",
-               f"{len(within)} of {len(mm)}", 2 * len(within) >= len(mm),
-               "The linear scan's kernels are quick here too", _RAN),
-        judged("those that take longer, over the linear scan's slowest step", "a few, significantly",
-               ", ".join(f"{row['step']} {row['seconds'] / linear:.3g}×" for row in above),
-               0 < len(above) < len(mm) / 2, "More than a few are slower than the linear scan", _RAN),
-        judged("the linear scan's slowest step over autograd's: the weaker baseline", "above 1",
-               f"{linear / autograd:.3g}×", linear > autograd, "Our products of a matrix and a vector are the quicker",
-               "linear scan, PyTorch's BP"),
-        Claim("gradients of the scan against those of the linear scan: largest relative difference", "the same outputs",
-              f"{apart:.1g}", apart < 1e-4, "", _RAN),
-    ), _drawn(found, "seconds"))  # fmt: skip
+def measured(context: Context) -> dict[str, Any]:
+    return _drawn(_beside_autograd(context, _FULL, timed=True), "seconds")
 
 
-def projected(context: Context) -> Found:
+def projected(context: Context) -> dict[str, Any]:
     """Fig. 7b: the latency that the FLOPs of each step stand for, full network."""
-    found = _beside_autograd(context, _FULL, timed=False)
-    above, within, most = _projected(found)
-    return Found((
-        judged("products of matrices projected above autograd's slowest operator", "3", str(len(above)),
-               len(above) == 3, "Autograd's operators and the rate are this machine's", _RAN),
-        Claim("which ones, over that operator", "not stated in the text", _names(above, most), None,
-              "The preprint's figure names them, its text does not", _RAN),
-        Claim("all other steps projected at or below it", "most", f"{within} of {within + len(above)}",
-              within > len(above), "", _RAN),
-    ), _drawn(found, "projected"))  # fmt: skip
+    return _drawn(_projected(_beside_autograd(context, _FULL, timed=False)), "projected")
 
 
-def projected_pruned(context: Context) -> Found:
+def projected_pruned(context: Context) -> dict[str, Any]:
     """Fig. 7c: the same for the pruned network."""
-    found = _beside_autograd(context, _PRUNED, timed=False)
-    above, within, most = _projected(found)
-    far = max((row["projected"] / most for row in above), default=1.0)
-    return Found((
-        judged("steps projected above autograd's slowest operator: anomalies", "1", f"{len(above)}", len(above) <= 1,
-               "Other weights are kept here, and products fill in", _RAN),
-        judged("the anomaly over autograd's slowest operator", "close to it", _names(above, most) or "none", far < 2,
-               "With the same share of every layer kept, the product of the third level is full again", _RAN),
-        judged("all other steps projected at or below it", "all", f"{within} of {within + len(above)}", len(above) <= 1,
-               "As above", _RAN),
-    ), _drawn(found, "projected"))  # fmt: skip
+    return _drawn(_projected(_beside_autograd(context, _PRUNED, timed=False)), "projected")
 
 
-def _projected(found: Mapping[str, Any]) -> tuple[list[Any], int, float]:
-    """Return the steps above autograd's slowest operator, how many are not, and its seconds."""
-    most = max(row["seconds"] for row in found["operators"])
-    products = [row for row in found["rows"] if row["kind"] in ("mm", "mv")]
-    for row in products:
-        row["projected"] = row["flops"] / found["rate"]
-    above = sorted((row for row in products if row["projected"] > most), key=lambda row: -row["projected"])
-    return above, len(products) - len(above), most
+def _projected(found: dict[str, Any]) -> dict[str, Any]:
+    for row in found["rows"]:
+        if row["kind"] in ("mm", "mv"):
+            row["projected"] = row["flops"] / found["rate"]
+    return found
 
 
-def _names(rows: Sequence[Mapping[str, Any]], unit: float) -> str:
-    return ", ".join(f"{row['step']} {row['projected'] / unit:.3g}×" for row in rows)
+def latencies(data: Mapping[str, Any]) -> Found:
+    """Fig. 7a: the steps beside the linear scan's slowest one."""
+    mm, linear = [row for row in data["rows"] if row["kind"] == "mm"], data["linear"]
+    above = [row for row in mm if row["seconds"] > linear]
+    within = len(mm) - len(above)
+    return Found({
+        "many": Ours(2 * within >= len(mm), text=f"{within} of {len(mm)} products of matrices"),
+        "few": Ours(0 < len(above) < len(mm) / 2 and all(row["seconds"] > 2 * linear for row in above),
+                    text=_names(above, "seconds", linear)),
+        "weaker": Ours(linear / data["autograd"], unit="×"),
+    })  # fmt: skip
+
+
+def anomalies(data: Mapping[str, Any]) -> Found:
+    """Fig. 7b and 7c: the steps projected above autograd's slowest operator."""
+    most = data["autograd"]
+    above = sorted((row for row in data["rows"] if row["projected"] > most), key=lambda row: -row["projected"])
+    kinds, said = {row["kind"] for row in above} <= {"mm"}, _names(above, "projected", most)
+    share = f"{len(data['rows']) - len(above)} of {len(data['rows'])} steps meet it; above: {said or 'none'}"
+    close = all(row["projected"] <= 2 * most for row in above)
+    return Found({"anomalies": Ours(len(above) if kinds else f"{len(above)}, not all products of matrices",
+        other=share),
+                  "close": Ours(len(above) <= 1 and close, text=share)})  # fmt: skip
+
+
+def full_anomalies(data: Mapping[str, Any]) -> Found:
+    return Found({"anomalies": anomalies(data).ours["anomalies"]})
+
+
+def pruned_anomaly(data: Mapping[str, Any]) -> Found:
+    return Found({"close": anomalies(data).ours["close"]})
+
+
+def _names(rows: Sequence[Mapping[str, Any]], key: str, unit: float) -> str:
+    return ", ".join(f"{row['step']} {row[key] / unit:.3g}×" for row in rows)
 
 
 def _slowest(rows: Sequence[Mapping[str, Any]], kind: str) -> float:
@@ -582,22 +500,21 @@ def draw_latencies(data: Mapping[str, Any]) -> Any:
     return drawing
 
 
-def operands(context: Context) -> Found:
+def operands(context: Context) -> dict[str, Any]:
     """Fig. 8: entries of the operands of every product of matrices."""
-    found = _walked(context, _FULL, timed=False)
-    mm = [row for row in found["rows"] if row["kind"] == "mm"]
-    dear = {row["step"] for row in sorted(mm, key=lambda row: -row["flops"])[:3]}
-    full = sorted(mm, key=lambda row: -min(row["left"], row["right"]))[:3]
-    shown = "; ".join(f"{row['step']}: {row['left']:.2g}, {row['right']:.2g}" for row in full)
-    share = sum(row["flops"] for row in mm if row["step"] in dear) / sum(row["flops"] for row in mm)
-    return Found((
-        claim("the three dearest products are the three whose operands both have many entries", sorted(dear),
-              sorted(row["step"] for row in full), ran=_RAN),
-        Claim("entries of their left and right operands", "more than any other product", shown,
-              {row["step"] for row in full} == dear, "", _RAN),
-        Claim("their share of the FLOPs of all products of matrices", "three anomalies", f"{share:.1%}", share > 0.9,
-              "", _RAN),
-    ), {"rows": [{name: row[name] for name in ("step", "left", "right", "flops")} for row in mm]})  # fmt: skip
+    rows = [row for row in _walked(context, _FULL, timed=False)["rows"] if row["kind"] == "mm"]
+    return {"rows": [{name: row[name] for name in ("step", "left", "right", "flops")} for row in rows]}
+
+
+def lost_sparsity(data: Mapping[str, Any]) -> Found:
+    rows = data["rows"]
+    dear = sorted(rows, key=lambda row: -row["flops"])[:3]
+    full = {row["step"] for row in sorted(rows, key=lambda row: -min(row["left"], row["right"]))[:3]}
+    share = 100 * sum(row["flops"] for row in dear) / sum(row["flops"] for row in rows)
+    said = "; ".join(f"{row['step']}: {row['left']:.2g}, {row['right']:.2g}" for row in dear)
+    return Found({"cause": Ours({row["step"] for row in dear} == full,
+        text=f"the three dearest products have the fullest "
+                                f"operands ({said} entries)", other=f"{share:.1f} % of all FLOPs")})  # fmt: skip
 
 
 def draw_operands(data: Mapping[str, Any]) -> Any:
@@ -614,25 +531,42 @@ def draw_operands(data: Mapping[str, Any]) -> Any:
     return drawing
 
 
-def sparsities(context: Context) -> Found:
+def sparsities(context: Context) -> dict[str, Any]:
     """Fig. 9a, 9b and §5: sparsity of all matrices of the up-sweep, full and pruned."""
-    both = {name: _matrices(_walked(context, name, timed=False)["rows"]) for name in (_FULL, _PRUNED)}
-    full, pruned = both.values()
+    return {name: _matrices(_walked(context, name, timed=False)["rows"]) for name in (_FULL, _PRUNED)}
+
+
+def falling(data: Mapping[str, Any]) -> Found:
+    full, pruned = (data[name] for name in (_FULL, _PRUNED))
     convolutions = [row["sparsity"] for row in full if row["convolution"]][::-1]
     less = [row["step"] for row, other in zip(full, pruned, strict=True) if other["sparsity"] < row["sparsity"]]
     levels = [float(np.mean([row["sparsity"] for row in pruned if row["level"] == level]))
-              for level in sorted({row["level"] for row in pruned})]  # fmt: skip
-    falls = [a >= b for a, b in pairwise(levels[1:])]
-    return Found((
-        Claim("full: sparsity of the convolutions' Jacobians, from the first layer on", "falls with every pooling",
-              ", ".join(f"{value:.3f}" for value in convolutions),
-              all(a >= b for a, b in pairwise(convolutions)), "", _RAN),
-        judged("matrices that are sparser in the full network than in the pruned one", "none",
-               ", ".join(less) or "none", not less, "Another image: other entries of max-pooling", _RAN),
-        judged("pruned: mean sparsity of the products, level by level", "falls (fill-in)",
-               ", ".join(f"{value:.3f}" for value in levels[1:]), all(falls),
-               "A product with a pooling's Jacobian is sparse again", _RAN),
-    ), both)  # fmt: skip
+              for level in sorted({row["level"] for row in pruned})][1:]  # fmt: skip
+    return Found({
+        "pooling": Ours(all(a >= b for a, b in pairwise(convolutions)), text=_listed(convolutions)),
+        "pruning": Ours(not less, text=", ".join(less) or "every matrix is at least as sparse"),
+        "levels": Ours(all(a >= b for a, b in pairwise(levels)), text=_listed(levels)),
+    })  # fmt: skip
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.3f}" for value in values)
+
+
+def overhead(data: Any) -> Found:
+    """§5: entries of the Jacobians of ReLU and max-pooling; what a batch shares."""
+    rng, worst, values = np.random.default_rng(0), 0.0, {}
+    for layer in (nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 3, padding=1, rng=0)):
+        x = rng.standard_normal((4, 3, 8, 8)).astype(np.float32)
+        found = layer.jacobian_t(layer.forward(x)[1])
+        values[type(layer).__name__] = int(np.asarray(found.data).size)
+        if not isinstance(layer, nn.Conv2d):
+            one = Element(found.pattern, np.ascontiguousarray(found.data.reshape(found.pattern.nnz, -1)[:, 0]))
+            kept = one if isinstance(layer, nn.ReLU) else _without_zeros(one)
+            worst = max(worst, kept.pattern.nnz / (x.size // len(x)))
+    shared = values["Conv2d"] == conv_pattern(3, 4, input_size=(8, 8), kernel_size=3, padding=1).pattern.nnz
+    return Found({"entries": Ours(worst, text=f"at most {worst:g} of the input size"),
+                  "amortized": Ours(shared, text=f"{values['Conv2d']} values for any batch")})  # fmt: skip
 
 
 def _matrices(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -660,27 +594,15 @@ def draw_sparsities(data: Mapping[str, Any]) -> Any:
     return drawing
 
 
-FIGURES = (
-    Figure("preprint-shared", "Fig. 1–6, Table 1, Alg. 1–10 and Eq. 5, 6", "elsewhere",
-           "the scan, the Jacobians' patterns, the convergence and the complexity",
-           why="They came again in the paper of 2020: see BPPSA's Fig. 1–6, Table 1, Alg. 1 and Eq. 6 and 7"),
-    Figure("preprint-fig7a", "Fig. 7a and §4.3", "measured", "full VGG-11: measured latency of every step of the scan",
-           run=measured, draw=draw_latencies, seconds=155, needs=("torch",), gpu=True),
-    Figure("preprint-fig7b", "Fig. 7b and §4.3", "measured",
-           "full VGG-11: FLOPs of every step as seconds; three anomalies", run=projected, draw=draw_latencies,
-           seconds=120, needs=("torch",), gpu=True),
-    Figure("preprint-fig7c", "Fig. 7c and §4.3", "measured",
-           "97 % pruned VGG-11, on digits: FLOPs of every step as seconds", run=projected_pruned, draw=draw_latencies,
-           seconds=360, needs=("torch", "data"), gpu=True),
-    Figure("preprint-fig8", "Fig. 8", "executed", "full VGG-11: entries of the operands of every product of matrices",
-           run=operands, draw=draw_operands, seconds=120),
-    Figure("preprint-fig9", "Fig. 9a, 9b and §5", "executed",
-           "sparsity along the up-sweep, full and 97 % pruned VGG-11 (on digits)", run=sparsities, draw=draw_sparsities,
-           seconds=480, needs=("data",)),
-    Figure("preprint-kinematics", "§4.2", "measured",
-           "inverse kinematics of a long skeleton: more joints than dimensions", run=snake, draw=draw_snake,
-           seconds=15),
-    Figure("preprint-monte-carlo", "§5", "executed",
-           "approximate products by sampling: cheaper, with errors in the gradients", run=trade_off,
-           draw=draw_trade_off, seconds=30, needs=("data",)),
-)  # fmt: skip
+_TIMED = {"draw": draw_latencies, "needs": ("torch",)}
+RUNS = {
+    "preprint-fig7a": Run(latencies, measured, seconds=155, **_TIMED),  # type: ignore[arg-type]
+    "preprint-fig7b": Run(full_anomalies, projected, seconds=120, **_TIMED),  # type: ignore[arg-type]
+    "preprint-fig7c": Run(pruned_anomaly, projected_pruned, draw=draw_latencies, seconds=360, needs=("torch", "data")),
+    "preprint-fig8": Run(lost_sparsity, operands, draw=draw_operands, seconds=120),
+    "preprint-fig9": Run(falling, sparsities, draw=draw_sparsities, seconds=480, needs=("data",)),
+    "preprint-s5": Run(overhead),
+    "preprint-kinematics": Run(kinematics, snake, seconds=15),
+    "preprint-monte-carlo": Run(approximate, trade_off, seconds=30, needs=("data",)),
+}
+"""By the figure's name."""

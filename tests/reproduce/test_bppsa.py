@@ -1,101 +1,72 @@
-"""BPPSA's figures: its tables next to ours, the backward passes, memory, pipelines of the appendix."""
+"""BPPSA's figures: counts, memory, and what is timed and trained."""
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from papers import FIGURES, bppsa, bppsa_measured
-from papers.bppsa_measured import TABLE_4, TABLE_5, TABLE_6
-from papers.figure import Context
-
-BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"
+from papers import RUNS, bppsa, bppsa_measured
+from papers.claims import Context
 
 
 def context(tmp_path):
-    return Context(True, tmp_path, BENCHMARKS, lambda line: None)
+    return Context(True, tmp_path, (), lambda line: None)
 
 
-def row(way, ran, step, backward, **others):
-    return {"length": 1000, "batch": 16, "features": None, "way": way, "ran": ran, "step": step, "backward": backward,
-            "prepare": 0.25 if ran == "blelloch" else 0.0, "ours": {"step": 1.0, "backward": 0.5},
-            "torch": {"step": 4.0, "backward": 3.0}} | others  # fmt: skip
+def point(length, batch, back=2.0, own=0.5):
+    quartiles = {name: {"median": value, "low": value, "high": value} for name, value in (
+        ("backward", back), ("without", 1.5 * back), ("overall", back / 2), ("overhead", 0.1), ("own", own),
+        ("bp", 20.0), ("chunked", 5.0))}  # fmt: skip
+    seconds = {"torch forward": 1.0, "torch backward": 2.0, "blelloch": 1.0, "chunked": 0.4, "bp": 0.1}
+    return {"length": length, "batch": batch, "seconds": seconds} | quartiles
 
 
-def test_speed_ups_that_follow_from_the_papers_tables():
-    assert round(TABLE_4[30_000].overall, 2) == 2.04 and round(TABLE_4[30_000].backward, 1) == 52.8
-    assert round(1e6 * TABLE_4[1000].step_seconds(1000), 1) == 13.7
-    assert round(TABLE_6["S", 16].overall, 2) == 1.26
-    assert TABLE_5[16] == TABLE_4[1000]
-    assert TABLE_6["M", 64].doubt and not TABLE_6["S", 16].doubt
+def test_rows_are_named_by_what_varies_and_plain_bp_is_no_verdict():
+    rows = [point(10, 16), point(1000, 16, 3.0), point(1000, 4, 5.0, own=0.8), point(1000, 64, 1.0)]
+    found = bppsa_measured.by_size({"rows": rows}).ours
+    assert {"backward T 10", "backward T 1000", "overall B 4", "backward B 64"} <= found.keys()
+    assert "backward B 16" not in found and found["largest backward"].value == 5.0
+    assert found["backward T 10"].other.startswith("plain BP 20×") and found["own"].value == 0.8
+    assert found["scales length"].value and found["scales batch"].value
+    assert "above 1 at 0 of them" in found["own"].other
 
 
-def test_a_row_is_met_only_if_step_and_backward_are():
-    paper = {(1000, 16): TABLE_4[1000]}  # 1.82× and 8.0×
-    rows = [row("auto", "bp", 3.0, 9.0), row("blelloch", "blelloch", 3.0, 2.0)]
-    met, missed = bppsa_measured._table(rows, paper)
-    assert met.met and "bp" in met.ran and not met.why
-    assert missed.met is False and missed.ran == "Blelloch's scan" and missed.why.startswith("Backward:")
+def test_the_gru_leaves_the_preparation_out_and_shows_it():
+    found = bppsa_measured.by_set({"rows": [point(259, 16), point(517, 16), point(1034, 16)]}).ours
+    assert found["without S, 16"].value == 3.0 and found["overhead L, 16"].value == 10.0
 
 
-def test_the_largest_speed_ups_are_of_each_way_back():
-    rows = [row("auto", "bp", 30.0, 90.0, jax=2.0), row("chunked", "chunked", 9.0, 9.0),
-            row("blelloch", "blelloch", 2.0, 1.0)]  # fmt: skip
-    claims = bppsa_measured._largest("RNN", 2.75, 108, rows)
-    assert [(c.met, c.ran.split()[0]) for c in claims] == [
-        (True, "plain"), (False, "plain"), (False, "plain"), (True, "chunked"), (False, "chunked"),
-        (False, "Blelloch's"), (False, "Blelloch's"),
-    ]  # fmt: skip
-    assert "13.7 µs" in claims[2].why and "20 to 60" not in claims[2].why
-
-
-def test_every_table_is_drawn_with_its_breakdown():
+def test_speed_ups_are_drawn_over_length_and_batch():
     pytest.importorskip("matplotlib")
-    rows = [
-        row(way, ran, 2.0, 2.0, length=length, batch=16)
-        for length in (10, 30)
-        for way, ran in (("auto", "bp"), ("chunked", "chunked"), ("blelloch", "blelloch"))
-    ]
-    drawing = bppsa_measured.draw_table({"rows": rows})
-    latency, faster, parts = drawing.axes
-    assert "ms" in latency.get_ylabel() and len(latency.lines) == 4 and faster.get_xlabel()
-    widths = np.reshape([bar.get_width() for (bar,) in parts.containers], (-1, 3)).T  # (parts, bars)
-    assert np.allclose(widths[:, 0], [0.25, 0, 0.75]) and np.allclose(widths[:, 2], [0.125, 0.0625, 0.0625])
-    with_sets = [one | {"set": "S"} for one in rows]
-    assert bppsa_measured.draw_gru({"rows": with_sets})
+    rows = [point(10, 16), point(1000, 16), point(1000, 256), point(1000, 2)]
+    by_length, by_batch = bppsa_measured.draw_times({"rows": rows}).axes
+    assert list(by_length.lines[0].get_xdata()) == [10, 1000] and list(by_batch.lines[0].get_xdata()) == [2, 16, 256]
 
 
-def test_the_scan_runs_beside_what_auto_chooses(tmp_path):
+def test_a_point_times_the_scan_with_its_preparation(tmp_path):
     pytest.importorskip("torch")
-    rows = bppsa_measured._measured(context(tmp_path), "GRU", [(12, 4, 3)])
-    assert [one["way"] for one in rows] == ["auto", "chunked", "blelloch"]
-    assert [one["ran"] for one in rows][1:] == ["chunked", "blelloch"]
-    assert rows[2]["prepare"] > 0 == rows[0]["prepare"]
-    assert all(one["gradient_difference"] < 1e-4 for one in rows)
+    (row,) = bppsa_measured._points("GRU", [(12, 4, 3)], context(tmp_path))["rows"]
+    assert row["without"]["median"] > row["backward"]["median"] > 0
+    assert {"torch forward", "torch backward", "blelloch", "bp", "chunked", "prepare"} <= row["seconds"].keys()
 
 
-def test_figure_6_judges_both_losses_and_says_digits():
-    result = json.loads((BENCHMARKS / "convergence.json").read_text())
-    found = FIGURES["bppsa-fig6"].shows(result)
-    assert "digits" in FIGURES["bppsa-fig6"].states
-    assert [claim.what[:2] for claim in found.claims] == ["6a", "6b"] * len(result["rows"])
-    assert all("not in the figure" in claim.paper for claim in found.claims if "Adam" in claim.what)
-    result["rows"][0] |= {"test_difference": 1.0}
-    assert [claim.met for claim in FIGURES["bppsa-fig6"].shows(result).claims[:2]] == [True, False]
+def test_losses_in_the_noise_of_float32_are_neither_met_nor_missed():
+    row = {"losses_bp": [2.0, 1.0], "losses_scan": [2.0, 1.001], "test_bp": [2.0], "test_scan": [2.0],
+           "losses_torch": [2.0, 1.001]}  # fmt: skip
+    found = bppsa_measured.overlap({"rows": [row]}).ours
+    assert found["training"].noise and not found["test"].noise
+    exact = bppsa_measured.overlap({"rows": [row | {"losses_torch": [2.0, 1.0]}]}).ours["training"]
+    assert not exact.noise and exact.value == pytest.approx(1e-3)
 
 
-def test_figure_10_has_every_batch_and_the_accuracies():
-    result = json.loads((BENCHMARKS / "pruned.json").read_text())
-    claims = FIGURES["bppsa-fig10"].shows(result).claims
-    assert {"batch 1", "batch 16"} <= {claim.what.split(":")[0] for claim in claims}
-    accuracies = [claim for claim in claims if "accuracy" in claim.what]
-    assert len(accuracies) == 2 and all("90.1 %" in claim.paper for claim in accuracies)
-    result["training"]["retrained by scan"]["accuracy"] = 0.5
-    assert any(claim.met is False for claim in FIGURES["bppsa-fig10"].shows(result).claims)
+def test_training_before_and_after_pruning_takes_as_many_steps(tmp_path):
+    pytest.importorskip("mlxtend")
+    data = bppsa_measured.retraining(context(tmp_path))
+    assert data["steps"] == 2 and {"trained", "pruned", "retrained"} <= data.keys()
+    ours = bppsa_measured.retrained({"trained": 0.901, "pruned": 0.1, "retrained": 0.889, "steps": 9}).ours["lost"]
+    assert ours.value is None and "90.1 %, 10.0 %, 88.9 %" in ours.other  # too short for a verdict
 
 
 @given(st.integers(1, 200), st.integers(1, 64))
@@ -117,8 +88,17 @@ def test_from_some_length_on_the_scans_path_is_shorter(size):
     assert all(bppsa.path(m, size) < m for m in (n + 1, 2 * n, 10 * n))
 
 
+@given(st.integers(1, 500), st.integers(1, 600))
+def test_steps_fall_with_the_workers_and_end_at_the_levels(n, workers):
+    steps = bppsa._steps("blelloch", n, workers)
+    assert bppsa._steps("blelloch", n, workers + 1) <= steps <= bppsa._work("blelloch", n)
+    assert bppsa._steps("blelloch", n, n + 1) <= 2 * math.ceil(math.log2(n + 1))
+    assert bppsa._steps("linear", n, workers) == n
+
+
 def test_pipedream_trains_by_adam_from_the_same_weights(tmp_path):
     pytest.importorskip("mlxtend")
-    found = bppsa_measured.accuracies(context(tmp_path))
-    assert {claim.ran.split()[0] for claim in found.claims} == {"bp,", "PipeDream"}
-    assert {len(runs) for runs in found.data["accuracies"].values()} == {2}
+    data = bppsa_measured.accuracies(context(tmp_path))
+    assert {len(runs) for runs in data["accuracies"].values()} == {2}
+    assert np.shape(data["accuracies"]["PipeDream"]) == (2, 2, 2)
+    assert RUNS["bppsa-fig12"].show(data).ours.keys() == {"top-1", "top-5"}

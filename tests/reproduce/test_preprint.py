@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from papers import FIGURES, preprint
-from papers.figure import Context
+from papers import FIGURES, RUNS, preprint
+from papers.claims import Context
 from sparsebp import nn
 from sparsebp.models import vgg11
 from sparsebp.scan.algorithms import recipe
 
-PREPRINT = [name for name, figure in FIGURES.items() if figure.paper == "Preprint"]
+PREPRINT = [name for name, figure in FIGURES.items() if figure.paper.name == "Preprint"]
 
 
 def image(seed=0):
@@ -25,7 +25,7 @@ def narrow(seed=0):
 
 
 def context(tmp_path):
-    return Context(True, tmp_path, None, lambda line: None)
+    return Context(True, tmp_path, (), lambda line: None)
 
 
 def test_the_preprint_has_a_figure_for_each_of_its_statements():
@@ -75,7 +75,7 @@ def test_figures_of_one_network_share_a_walk(tmp_path, monkeypatch):
     monkeypatch.setattr(preprint, "walk", lambda *given, **options: walks.append(options) or walk(*given, **options))
     shared = context(tmp_path)
     for name in ("preprint-fig8", "preprint-fig8"):
-        FIGURES[name].run(shared)
+        RUNS[name].measure(shared)
     assert len(walks) == 1
 
 
@@ -84,10 +84,14 @@ def test_a_skeletons_gradient_is_that_of_finite_differences(joints, way, seed):
     angles = np.random.default_rng(seed).normal(scale=0.4, size=joints)
     skeleton = preprint.Skeleton(joints, way)
     value, gradient = skeleton.value_and_gradient(angles)
-    tip = skeleton.joints_at(angles)[-1]
-    assert value == pytest.approx(0.5 * float(np.sum((tip - preprint._TARGET) ** 2)))
-    joint = seed % joints
-    assert gradient[joint] == pytest.approx(preprint._kinematics_difference(skeleton, angles, joint), abs=1e-8)
+    frame = np.eye(4)
+    for matrix in skeleton.transforms(angles)[0]:
+        frame = frame @ matrix
+    assert value == pytest.approx(0.5 * float(np.sum((frame[:3, 3] - preprint._TARGET) ** 2)))
+    step = np.zeros(joints)
+    step[seed % joints] = 1e-5
+    more, less = (skeleton.value_and_gradient(angles + sign * step)[0] for sign in (1, -1))
+    assert gradient[seed % joints] == pytest.approx((more - less) / 2e-5, abs=1e-8)
 
 
 @given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 20), st.integers(0, 1000))

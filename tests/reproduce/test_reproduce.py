@@ -1,4 +1,4 @@
-"""Figures of the papers: claims, files, the command and the documentation page."""
+"""Figures of the papers: runs, files, stored results and the documentation's pages."""
 
 import dataclasses
 import importlib.util
@@ -8,66 +8,85 @@ from pathlib import Path
 import pytest
 
 import benchmarks as bench
-from papers import FIGURES, find
-from papers.figure import PAPERS, Claim, Context, Figure, Found, at_least, read
+from papers import FIGURES, RUNS, find
+from papers.claims import VERDICTS, Context, Found, Ours, Run, Statement, exact, read
 from papers.page import main, pages
-from sparsebp.core.errors import FileFormatError, OptionError
+from papers.table import PAPERS
+from sparsebp.core.errors import FileFormatError, MissingDependencyError, OptionError
 
 MET = [
-    "bppsa-fig1", "bppsa-fig3", "bppsa-table1", "bppsa-eq6", "bppsa-fig5", "bppsa-eq8", "bppsa-eq11", "bppsa-table3",
-    "bppsa-fig7", "bppsa-space", "bppsa-condition", "bppsa-fig11", "preprint-fig8", "preprint-kinematics",
-    "preprint-monte-carlo", "ooo-fig5", "spectrain-fig6", "spectrain-fig8", "spectrain-eq5", "fusion-depth",
-    "fusion-table1",
+    "bppsa-fig1", "bppsa-fig3", "bppsa-table1", "bppsa-fig5", "bppsa-eq6", "bppsa-s51", "bppsa-space",
+    "bppsa-condition", "bppsa-eq8", "bppsa-eq9", "bppsa-eq11", "bppsa-table3", "bppsa-fig11", "preprint-fig8",
+    "preprint-s5", "ooo-s8", "spectrain-fig6", "spectrain-fig8", "spectrain-eq5", "spectrain-alg1", "fusion-depth",
+    "fusion-table1", "fusion-alg23",
 ]  # fmt: skip
-"""Figures of which a quick run meets every statement that it decides without timing or training."""
-UNDECIDED = ("time", "measured", "training loss", "Lemma 4")
+"""Figures of which a quick run meets every statement."""
 RUN = [
-    *MET, "ooo-fig7-here", "ooo-fig9", "ooo-s83", "ooo-s84", "ooo-fig12", "spectrain-fig3", "spectrain-fig4",
-    "spectrain-fig7", "spectrain-fig9", "spectrain-table1", "spectrain-fig13", "fusion-transformer",
+    *MET, "bppsa-fig7", "bppsa-fig9", "bppsa-fig12", "bppsa-s43", "bppsa-fig10", "preprint-kinematics", "ooo-alg1",
+    "ooo-fig4", "ooo-fig5", "ooo-fig7-here", "ooo-fig9", "ooo-s83", "ooo-s84", "ooo-fig12", "spectrain-fig3",
+    "spectrain-fig4", "spectrain-fig7", "spectrain-fig9", "spectrain-table1", "spectrain-fig13", "fusion-transformer",
 ]  # fmt: skip
-ON_BENCHMARKS = [name for name, figure in FIGURES.items() if figure.rests_on]
+ON_BENCHMARKS = [name for name, run in RUNS.items() if run.rests_on]
 DOCS = Path(__file__).parents[2] / "docs"
+STORED = sorted((DOCS / "papers").glob("*.json"))
+MEASURED = [path for path in STORED if path.stem in RUNS and (RUNS[path.stem].measure or RUNS[path.stem].rests_on)]
 
 
 def context(tmp_path, **options):
-    return Context(**{"quick": True, "folder": tmp_path / "b", "measured": None, "echo": lambda line: None} | options)
+    return Context(**{"quick": True, "folder": tmp_path / "b", "measured": (), "echo": lambda line: None} | options)
 
 
-def installed(figure):
+def installed(run):
     packages = {"torch": "torch", "audio": "librosa", "data": "mlxtend", "mpi": "mpi4py"}
-    return all(importlib.util.find_spec(packages[need]) for need in figure.needs)
+    return all(importlib.util.find_spec(packages[need]) for need in run.needs)
+
+
+def changed(name, **options):
+    """Return a figure whose run differs."""
+    return dataclasses.replace(FIGURES[name], run=dataclasses.replace(RUNS[name], **options))
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_what_runs_by_itself_says_what_ran_and_why_it_is_missed(name, tmp_path):
+def test_what_runs_by_itself_leaves_a_row_for_every_statement(name, tmp_path):
     figure = FIGURES[name]
-    if not installed(figure):
+    if not installed(figure.run):
         pytest.skip("needs a package that is not installed")
-    claims = figure.reproduce(context(tmp_path), tmp_path)["claims"]
-    assert claims and read(tmp_path / f"{name}.json")["claims"] == claims
-    assert (tmp_path / f"{name}.png").exists() == (figure.draw is not None)
-    for claim in claims:
-        assert claim["met"] or claim["why"]
-        assert claim["ran"] or figure.kind not in ("measured", "executed")
-        assert not (claim["met"] and claim["why"]) or figure.kind not in ("exact", "simulated")
-        if name in MET and not any(word in claim["what"] for word in UNDECIDED):
-            assert claim["met"] or claim["paper"] == "not stated"
-
-
-def test_nothing_is_decided_from_durations_that_were_chosen(tmp_path):
-    claims = FIGURES["ooo-fig4"].reproduce(context(tmp_path), tmp_path)["claims"]
-    assert all(claim["ours"] == claim["paper"] and claim["met"] is None for claim in claims)
+    rows = figure.reproduce(context(tmp_path), tmp_path)["claims"]
+    assert [row["key"] for row in rows] == [statement.key for statement in figure.statements]
+    assert read(tmp_path / f"{name}.json")["claims"] == rows
+    assert (tmp_path / f"{name}.png").exists() == (figure.run.draw is not None)
+    assert all(row["verdict"] == "met" for row in rows) or name not in MET
+    if figure.run.measure is not None:  # its measurements can be taken again
+        given = context(tmp_path, measured=(tmp_path,))
+        assert figure.reproduce(given, tmp_path / "again")["claims"] == rows
+    else:
+        stored = read(DOCS / "papers" / f"{name}.json")["claims"]
+        assert [(row["key"], row["verdict"]) for row in rows] == [(row["key"], row["verdict"]) for row in stored]
 
 
 @pytest.mark.parametrize("name", ON_BENCHMARKS)
 def test_figures_read_the_results_that_benchmarks_leave(name, tmp_path):
     figure = FIGURES[name]
-    assert figure.rests_on in bench.NAMES
-    measured = DOCS / "benchmarks"
-    result = figure.reproduce(context(tmp_path, measured=measured), tmp_path)
-    assert result["claims"] and all(claim["paper"] and claim["ours"] for claim in result["claims"])
-    assert result["environment"] == json.loads((measured / f"{figure.rests_on}.json").read_text())["environment"]
+    assert figure.run.rests_on in bench.NAMES
+    result = figure.reproduce(context(tmp_path, measured=(DOCS / "benchmarks",)), tmp_path)
+    stored = json.loads((DOCS / "benchmarks" / f"{figure.run.rests_on}.json").read_text())
+    assert result["environment"] == stored["environment"] and any(row["ours"] != "–" for row in result["claims"])
     assert not (tmp_path / "b").exists()  # nothing was measured
+
+
+@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
+def test_what_is_stored_is_judged_as_the_table_says(path, tmp_path):
+    """Every row follows from the stored measurements, or from the benchmark's, and this version's table."""
+    figure = FIGURES[path.stem]
+    plain = dataclasses.replace(figure, run=dataclasses.replace(figure.run, draw=None))
+    given = context(tmp_path, quick=False, measured=(DOCS / "benchmarks", DOCS / "papers"))
+    found, stored = plain.reproduce(given, tmp_path), read(path)
+    assert found["claims"] == stored["claims"] and found["data"] == stored["data"]
+
+
+def test_every_figure_that_runs_has_its_result():
+    assert {path.stem for path in STORED} == RUNS.keys()
+    assert {path.stem for path in (DOCS / "papers").glob("*.png")} == {name for name, run in RUNS.items() if run.draw}
 
 
 def test_a_benchmark_is_run_once_for_all_figures_that_rest_on_it(tmp_path, monkeypatch):
@@ -87,7 +106,7 @@ def test_a_benchmark_is_run_once_for_all_figures_that_rest_on_it(tmp_path, monke
 def changed_benchmark(tmp_path, name, **changes):
     result = json.loads((DOCS / "benchmarks" / f"{name}.json").read_text()) | changes
     (tmp_path / f"{name}.json").write_text(json.dumps(result))
-    return context(tmp_path, quick=False, measured=tmp_path)
+    return context(tmp_path, quick=False, measured=(tmp_path,))
 
 
 def test_a_figure_of_a_quick_benchmark_is_quick(tmp_path):
@@ -105,54 +124,35 @@ def test_what_a_benchmark_left_unfinished_is_no_figure(changes, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("name", "row"), [("bppsa-table1-time", 1), ("fusion-fig3", {"network": None})])
-def test_rows_of_another_kind_are_said(name, row, tmp_path):
-    given = changed_benchmark(tmp_path, FIGURES[name].rests_on, rows=[row])
-    with pytest.raises(FileFormatError, match=name):
-        FIGURES[name].reproduce(given, tmp_path / "out")
-
-
-def test_a_quick_result_without_its_rows_says_so_and_a_whole_one_is_refused(tmp_path):
+def test_a_quick_benchmark_without_its_rows_leaves_statements_that_are_not_run(tmp_path):
     rows = [row for row in json.loads((DOCS / "benchmarks" / "fusion.json").read_text())["rows"] if row["batch"] == 1]
-    figure = FIGURES["fusion-fig3"]
     given = changed_benchmark(tmp_path, "fusion", quick=True, rows=rows)
-    (said,) = figure.reproduce(given, tmp_path / "out")["claims"]
-    assert said["ours"] == "not measured" and said["met"] is None and "quick" in said["why"]
-    with pytest.raises(FileFormatError, match="no row"):
-        figure.reproduce(changed_benchmark(tmp_path, "fusion", rows=rows), tmp_path / "whole")
+    found = FIGURES["fusion-fig3"].reproduce(given, tmp_path / "out")["claims"]
+    assert {row["verdict"] for row in found} == {"not run"}
 
 
 @pytest.mark.filterwarnings("error")
 def test_learning_curves_are_drawn_where_every_run_diverged():
     pytest.importorskip("matplotlib")
-    assert FIGURES["spectrain-fig12"].draw({"steps": 1, "curves": {"vanilla, moderate": [[1.0]]}})
+    assert RUNS["spectrain-fig12"].draw({"steps": 1, "curves": {"vanilla, moderate": [[1.0]]}})
 
 
 def test_what_cannot_be_drawn_is_said_and_leaves_no_result(tmp_path):
     pytest.importorskip("matplotlib")
-    ragged = dataclasses.replace(FIGURES["spectrain-fig10"], shows=lambda result: Found((), {"rows": [{}]}))
-    given = Context(True, tmp_path / "b", DOCS / "benchmarks", lambda line: None)
+    ragged = changed("spectrain-fig10", show=lambda result: Found({}, {"rows": [{}]}))
+    given = context(tmp_path, quick=False, measured=(DOCS / "benchmarks",))
     with pytest.raises(FileFormatError, match="spectrain-fig10"):
         ragged.reproduce(given, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_every_figure_says_what_it_is():
+def test_the_table_and_the_runs_belong_together():
+    assert not RUNS.keys() - FIGURES.keys()
     for name, figure in FIGURES.items():
-        assert figure.name == name and figure.paper in PAPERS and figure.states and figure.source
-        assert (not figure.here) == (figure.kind == "elsewhere") == bool(figure.why)
-        assert "TODO" not in figure.states
-
-
-def test_a_missed_claim_says_why_and_a_met_one_does_not():
-    assert at_least("x", 2.0, 1.5, why="slow") == Claim("x", "2×", "1.5×", False, "slow")
-    assert at_least("x", 2.0, 2.0, why="slow") == Claim("x", "2×", "2×", True, "")
-
-
-@pytest.mark.parametrize("path", sorted((DOCS / "papers").glob("*.json")), ids=lambda path: path.stem)
-def test_what_the_page_calls_missed_says_why(path):
-    claims = json.loads(path.read_text(encoding="utf-8"))["claims"]
-    assert claims and all(claim["met"] or claim["why"] for claim in claims)
+        keys = [statement.key for statement in figure.statements]
+        assert figure.name == name and name.startswith(figure.paper.name.lower()) and figure.states and figure.source
+        assert keys and len(set(keys)) == len(keys) and (figure.kind == "elsewhere") == (figure.run is None)
+        assert all(statement.what and statement.paper for statement in figure.statements)
 
 
 def test_an_unknown_figure_is_refused():
@@ -163,42 +163,38 @@ def test_an_unknown_figure_is_refused():
         find(3)
 
 
-def test_the_page_shows_misses_and_what_was_not_run(tmp_path):
-    shown = "bppsa-fig1"
-    missed = dataclasses.replace(
-        FIGURES[shown], draw=None, run=lambda given: Found((Claim("a | b", "2", "1", False, "why not"),))
-    )
-    missed.reproduce(context(tmp_path, quick=False), tmp_path)
+def test_the_pages_show_misses_and_what_was_not_run(tmp_path):
+    shown = dataclasses.replace(
+        FIGURES["bppsa-fig1"], statements=(Statement("a", "a | b", "2", exact(2), "why not"),),
+        run=Run(lambda raw: Found({"a": Ours(1, other="3 by BP")})),
+    )  # fmt: skip
+    shown.reproduce(context(tmp_path, quick=False), tmp_path)
     written = pages(tmp_path)
     text = "".join(written.values())
-    assert r"| a \| b | 2 | 1 | **missed** | why not |" in text
+    assert r"| a \| b | 2 | equal | 1 | **missed** | 3 by BP | why not |" in text
     assert "| [BPPSA](bppsa.md) |" in written["index.md"] and "Not run yet." in text
     for figure in FIGURES.values():
         assert figure.states in text
-        assert figure.here or figure.why in text
         assert f"#{figure.name})" in written["index.md"] and f"{{ #{figure.name} }}" in text
+    for paper in PAPERS.values():
+        assert written["index.md"].count(f"“{paper.title}”") == 1 and paper.number.split(":")[1] in written["index.md"]
 
 
-def test_quick_results_are_not_on_the_page(tmp_path):
-    FIGURES["ooo-fig4"].reproduce(context(tmp_path), tmp_path)
-    assert not any("units saved" in text for text in pages(tmp_path).values())
+def test_quick_results_are_not_on_the_pages(tmp_path):
+    FIGURES["ooo-fig12"].reproduce(context(tmp_path), tmp_path)
+    assert not any("83 / 51 units" in text for text in pages(tmp_path).values())
 
 
-def test_a_page_of_many_statements_shows_those_that_are_not_met_first(tmp_path):
-    claims = tuple(Claim(f"claim {i}", "1", "1", i < 8 or None, "" if i < 8 else "open here") for i in range(10))
-    dataclasses.replace(FIGURES["bppsa-fig1"], draw=None, run=lambda given: Found(claims)).reproduce(
-        context(tmp_path, quick=False), tmp_path
-    )
-    text = pages(tmp_path)["bppsa.md"]
-    assert "8 met, 2 open ([all](bppsa-fig1.json))" in text
-    shown = [number for number in range(10) if f"| claim {number} |" in text]
-    assert shown == [0, 8, 9] and text.index("claim 9") < text.index("claim 0")
+def test_the_index_has_a_line_for_each_figure_paper_ours_verdict_algorithm():
+    lines = (DOCS / "papers" / "index.md").read_text(encoding="utf-8").splitlines()
+    for name, figure in FIGURES.items():
+        (line,) = [line for line in lines if f"#{name})" in line]
+        first = figure.statements[0]
+        assert f"| {first.paper} |" in line and any(verdict in line for verdict in VERDICTS)
 
 
 def test_the_documentations_pages_are_those_of_the_results():
     assert main([str(DOCS / "papers"), "--check"]) == 0
-    for path in (DOCS / "papers").glob("*.md"):
-        assert len(path.read_text(encoding="utf-8").replace("|", "").split()) <= 3000, path
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"figure": 1}', b"\xff"])
@@ -209,12 +205,10 @@ def test_what_is_no_result_is_refused(content, tmp_path):
 
 
 def test_without_matplotlib_there_is_a_result_and_no_picture(tmp_path):
-    from sparsebp.core.errors import MissingDependencyError
-
     def no_matplotlib(data):
         raise MissingDependencyError("none", remedy="install it")
 
     said = []
-    figure = Figure("ooo-x", "Fig. 0", "exact", "s", draw=no_matplotlib, run=lambda given: Found(()))
+    figure = changed("ooo-fig12", draw=no_matplotlib)
     figure.reproduce(context(tmp_path, echo=said.append), tmp_path)
-    assert (tmp_path / "ooo-x.json").exists() and "No picture" in said[0]
+    assert (tmp_path / "ooo-fig12.json").exists() and "No picture" in said[0]
