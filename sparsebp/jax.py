@@ -144,7 +144,7 @@ def solve(plan: FactorPlan, values: Any, b: Any, transposed: bool = False) -> ja
         From `sparsebp.plan_factor`.
     values
         Values on the plan's pattern: (nnz,), or (nnz, B) for B matrices; or a sparse matrix of SciPy. Of a plan of
-        Cholesky factors, those below the diagonal do not count, and their gradients are 0.
+        Cholesky or LDLᵀ factors with both triangles, those below the diagonal do not count, and their gradients are 0.
     b
         Right-hand sides, of the dtype of `values`. For one matrix (n,), or (n, K). For B matrices (n, B), one for
         each, or (n,) for all.
@@ -159,7 +159,7 @@ def solve(plan: FactorPlan, values: Any, b: Any, transposed: bool = False) -> ja
     Raises
     ------
     OptionError
-        `plan` is not a FactorPlan.
+        `plan` is not a FactorPlan, or one that regularises: its solutions are of other matrices.
     DTypeError, ShapeError
         An array does not fit.
 
@@ -174,6 +174,8 @@ def solve(plan: FactorPlan, values: Any, b: Any, transposed: bool = False) -> ja
     [-0.375, -0.75, -0.25, -0.5]
     """
     _check_plan(plan, FactorPlan, "plan_factor")
+    if plan.regularize is not None:
+        raise OptionError("The plan regularises matrices", expected="regularize=None", got=plan.regularize)
     transposed = check_flag("transposed", transposed)
     given, values = values, values_on(plan.pattern, values)
     if values is not given:
@@ -185,10 +187,9 @@ def solve(plan: FactorPlan, values: Any, b: Any, transposed: bool = False) -> ja
         wanted = f"({n},), or ({n}, {'K' if values.ndim == 1 else values.shape[1]})"
         raise ShapeError("b does not fit the matrices", expected=wanted, got=b.shape)
 
-    values = values[plan.read] if plan.kind == "cholesky" else values
-
     def one(values: jax.Array, b: jax.Array) -> jax.Array:
         factors = _on_host(_factors_of_arrays, (plan,), (plan.fill,), lax.stop_gradient(values))
+        values = values if plan.kind == "lu" else values[plan.read]
         return _solve(plan, transposed, values, factors, b)
 
     return _by_column(one, values, b)
@@ -237,7 +238,7 @@ def _solve_of_arrays(plan: FactorPlan, transposed: bool, factors: np.ndarray, b:
     if x.size and matrices == 1:
         column = np.ascontiguousarray(right[0].T)
         out = np.empty_like(column)
-        kernel.solve(plan.panels, factors.reshape(1, plan.fill, 1), column, out, transposed)
+        kernel.solve(plan.table, factors.reshape(1, plan.fill, 1), column, out, transposed)
         x[0] = out.T
     elif x.size:
         lanes = kernel.width(matrices, factors.dtype)
@@ -247,7 +248,7 @@ def _solve_of_arrays(plan: FactorPlan, transposed: bool, factors: np.ndarray, b:
         for number in range(right.shape[1]):
             column = np.ascontiguousarray(right[:, number].T)
             out = np.empty_like(column)
-            kernel.solve(plan.panels, data, column, out, transposed)
+            kernel.solve(plan.table, data, column, out, transposed)
             x[:, number] = out.T
     return x.reshape(shape).transpose(*np.argsort(order), len(mapped))
 

@@ -86,7 +86,7 @@ class TransportError(SparseBPError, RuntimeError):
 
 
 class StaleError(SparseBPError, RuntimeError):
-    """Gradients were asked for of a forward whose weights no longer exist."""
+    """An object depends on something that no longer exists: the weights of a forward, a plan, overwritten factors."""
 
 
 class MemoryLimitError(SparseBPError, MemoryError):

@@ -90,7 +90,7 @@ def lay_out(
     panels = factor.Panels(
         first=first.astype(np.int32), column_ptr=column_ptr, columns=columns, own=own, base=base, left_ptr=left_ptr,
         left=left, back=back, entry_ptr=entry_ptr, source=source, target=target, column=column, rows=rows, order=order,
-        half=half,
+        signs=np.zeros(0, np.int8), half=half, definite=half,
     )  # fmt: skip
     rest = np.diff(column_ptr) - own - sizes
     later = np.diff(column_ptr)[left] - back if half else rest[left] + sizes[left] / 2

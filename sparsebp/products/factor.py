@@ -1,6 +1,6 @@
-"""`plan_factor`, `FactorPlan` and `Factors`: LU or Cholesky factors of many matrices on one pattern.
+"""`plan_factor`, `FactorPlan` and `Factors`: LU, Cholesky or LDLᵀ factors of many matrices on one pattern.
 
-    P A Q = L U,    or, for symmetric positive definite matrices,    P A Pᵀ = Uᵀ U
+    P A Q = L U,    or, for symmetric positive definite matrices,    P A Pᵀ = Uᵀ U,    for other symmetric ones  L D Lᵀ
 
 The plan holds the orders of rows and columns, P and Q, and the structure of L and U. A call computes the values of L
 and U and nothing else; it exchanges no rows. So a plan suits all values for which the pivots of P and Q are large
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
@@ -19,11 +19,19 @@ import numpy as np
 
 from sparsebp import kernels
 from sparsebp.core import backend, host_pool
-from sparsebp.core.check import Array, check_choice, check_flag, check_integer
-from sparsebp.core.errors import DeviceError, OptionError, PatternError, PivotError, ShapeError, within_memory
+from sparsebp.core.check import Array, check_choice, check_flag, check_integer, check_number
+from sparsebp.core.errors import (
+    DeviceError,
+    OptionError,
+    PatternError,
+    PivotError,
+    ShapeError,
+    StaleError,
+    within_memory,
+)
 from sparsebp.core.locks import cached_property
 from sparsebp.patterns.pattern import SparsityPattern, frozen, not_finite, structure_of
-from sparsebp.products.elimination import lay_out, ranges
+from sparsebp.products.elimination import lay_out, ranges, running
 from sparsebp.products.ordering import (
     INDEPENDENT,
     Order,
@@ -40,13 +48,16 @@ MODEST = 8.0
 NAMED = 8
 """Samples that a message lists."""
 INDEFINITE = "not positive definite to working precision"
+NAMES = {"lu": "LU", "cholesky": "Cholesky", "ldlt": "LDLᵀ"}
 
-Kind = Literal["lu", "cholesky"]
+Kind = Literal["lu", "cholesky", "ldlt"]
+Trans = Literal["N", "T", "H"]
 
 
 def plan_factor(
-    pattern: Any, values: Any = None, *, kind: Kind = "lu", order: Order | Array | None = None
-) -> FactorPlan:
+    pattern: Any, values: Any = None, *, kind: Kind = "lu", order: Order | Array | None = None, signs: Any = None,
+    regularize: float | None = None,
+) -> FactorPlan:  # fmt: skip
     """Choose the order of elimination of the matrices on a pattern, and find the structure of their factors.
 
     Parameters
@@ -60,11 +71,21 @@ def plan_factor(
     kind
         ``"lu"``, or ``"cholesky"`` for symmetric positive definite matrices, on a symmetric pattern and without
         `values`: half of the memory and of the operations. Values above the diagonal are read, and taken for those
-        below.
+        below. Or ``"ldlt"`` for symmetric matrices whose pivots on the diagonal are not 0 in any order, as in
+        quasi-definite ones [[H, Aᵀ], [A, -G]], H and G positive definite: as Cholesky factors, on a symmetric pattern
+        or on one triangle of it.
     order
         How rows and columns are ordered before pivots are chosen: ``"minimum_degree"``; ``"nested_dissection"`` by
         METIS, which fills less on three-dimensional grids, if the package `pymetis` is installed; ``"natural"``; or a
         permutation, (n,) integers, of rows and columns in the order of elimination. None: what the notes say.
+    signs
+        For ``"ldlt"``: (n,) integers, the sign that each row's pivot should have: 1, -1, or 0 for any. A matrix with
+        another one is refused, or regularised.
+    regularize
+        For ``"ldlt"``, between 0 and 1, some 1e-8 in float64: a pivot that does not have its sign, or is smaller than
+        this times the 1-norm of its row, becomes as large as that, and a matrix is refused only if no digit would be
+        right. `Factors.shifts` tells what was added to the diagonal, and `Factors.refine` solves with the matrix that
+        was given. None or 0 changes no pivot.
 
     Returns
     -------
@@ -74,9 +95,10 @@ def plan_factor(
     ------
     PatternError, ShapeError
         `pattern` is neither, or not square; without `values`: it lacks an entry on the diagonal; for Cholesky
-        factors: it is not symmetric.
+        factors: it is not symmetric; for LDLᵀ factors: nor a triangle. Or `signs` are not (n,).
     OptionError
-        An unknown `kind`, or ``kind="cholesky"`` with `values`; an unknown `order`, or no permutation.
+        An unknown `kind`; `values` for Cholesky or LDLᵀ factors, `signs` or `regularize` for others than LDLᵀ; a sign
+        that is none, a `regularize` that is not between 0 and 1; an unknown `order`, or no permutation.
     MissingDependencyError
         Nested dissection without `pymetis`.
     DTypeError, DeviceError, LayoutError
@@ -95,7 +117,7 @@ def plan_factor(
     Without `values`, rows and columns with the same pattern are ordered as one: matrices of blocks are planned in the
     time that one of numbers takes.
     """
-    check_choice("kind", kind, ("lu", "cholesky"))
+    check_choice("kind", kind, ("lu", "cholesky", "ldlt"))
     given, pattern = pattern, structure_of("pattern", pattern)
     if values is None and kind == "lu" and pattern is not given:
         values = given
@@ -116,10 +138,15 @@ def plan_factor(
         backend.check_array("values", values, shape=(pattern.nnz,))
         if wrong := not_finite(pattern, values):
             raise PivotError("values are not finite", expected="finite numbers", got=wrong)
-    if values is not None and kind == "cholesky":
-        raise OptionError("Cholesky factors need no values for their plan", expected="None, or kind='lu'", got="values")
+    if values is not None and kind != "lu":
+        raise OptionError(f"{NAMES[kind]} factors need no values for their plan", expected="None, or kind='lu'",
+                          got="values")  # fmt: skip
+    if kind != "ldlt" and (signs is not None or regularize is not None):
+        raise OptionError("Only LDLᵀ factors have signs and are regularised", expected="kind='ldlt'", got=kind)
     with within_memory(f"The plan of the factors of a matrix of shape {pattern.shape} does not fit in memory",
                        "Reorder the matrix, or solve iteratively"):  # fmt: skip
+        if kind == "ldlt":
+            return _plan_ldlt(pattern, order, signs, regularize)
         if values is None:
             return _plan_diagonal(pattern, order, kind == "cholesky")
         return _plan_for(pattern, values, order)[0]
@@ -155,6 +182,44 @@ def _plan_diagonal(pattern: SparsityPattern, order: Any, half: bool) -> FactorPl
     return FactorPlan(pattern, *lay_out(pattern, found, found, heads, half))
 
 
+def _plan_ldlt(pattern: SparsityPattern, order: Any, signs: Any, regularize: float | None) -> FactorPlan:
+    """Plan LDLᵀ factors from both triangles, then read entries where the pattern has them."""
+    n = pattern.shape[0]
+    signs = np.zeros(n, np.int8) if signs is None else np.asarray(signs)
+    if signs.shape != (n,):
+        raise ShapeError("signs do not fit the pattern", expected=(n,), got=signs.shape)
+    if wrong := signs[~np.isin(signs, (-1, 0, 1))][:1].tolist():
+        raise OptionError("signs are not signs", expected="1, -1, or 0 for any", got=wrong[0])
+    if regularize is not None:
+        regularize = check_number("regularize", regularize, 0, 1) or None
+    full, read = _both_triangles(pattern)
+    plan = _plan_diagonal(full, order, half=True)
+    panels = plan.panels._replace(
+        source=read[plan.panels.source], signs=signs.astype(np.int8)[plan.rows], definite=False
+    )  # fmt: skip
+    return replace(plan, pattern=pattern, panels=panels, regularize=regularize)
+
+
+def _both_triangles(pattern: SparsityPattern) -> tuple[SparsityPattern, np.ndarray]:
+    """Return the pattern of symmetric matrices, and the entry to read in each place: on the diagonal or above.
+
+    Of one triangle there is no other entry to read.
+    """
+    own, rows, columns = np.arange(pattern.nnz), pattern.row_of_entry, pattern.indices
+    above = columns >= rows
+    if pattern == pattern.T:
+        return pattern, np.where(above, own, pattern.transpose_permutation)
+    if not (above.all() or (columns <= rows).all()):
+        raise PatternError("The pattern of LDLᵀ factors is not symmetric", got=pattern,
+                           expected="an entry (j, i) for every entry (i, j), or one triangle",
+                           remedy='Keep zeros as entries, or pass kind="lu"')  # fmt: skip
+    off = np.flatnonzero(rows != columns)
+    rows, columns, read = (np.concatenate(pair) for pair in ((rows, columns[off]), (columns, rows[off]), (own, off)))
+    order = np.lexsort((columns, rows))
+    indptr = running(np.bincount(rows, minlength=pattern.shape[0]))
+    return SparsityPattern(indptr, columns[order], pattern.shape), read[order]
+
+
 plans: WeakValueDictionary[int, FactorPlan] = WeakValueDictionary()
 """The plans that somebody keeps, by their numbers."""
 
@@ -173,6 +238,8 @@ class FactorPlan:
         Floating-point operations for each matrix.
     panels : tuple
         `sparsebp.kernels.host.sparse.factor.Panels`, the structure of L and U.
+    regularize : float or None
+        Size of the smallest pivot of LDLᵀ factors over its row's 1-norm, None if no pivot is changed.
     number : int
         Another one for every plan of this process: compiled graphs hold it in the plan's place.
     """
@@ -181,31 +248,50 @@ class FactorPlan:
     fill: int
     flops: int
     panels: Any = field(repr=False)
+    regularize: float | None = None
     number: int = field(init=False, repr=False, default_factory=itertools.count().__next__)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "panels", type(self.panels)(*map(frozen, self.panels[:-1]), self.panels.half))
+        *arrays, half, definite = self.panels
+        object.__setattr__(self, "panels", type(self.panels)(*map(frozen, arrays), half, definite))
         plans[self.number] = self
 
     @property
     def kind(self) -> Kind:
-        """``"lu"`` or ``"cholesky"``."""
-        return "cholesky" if self.panels.half else "lu"
+        """``"lu"``, ``"cholesky"`` or ``"ldlt"``."""
+        return "lu" if not self.panels.half else "cholesky" if self.panels.definite else "ldlt"
 
     @cached_property
+    def table(self) -> np.ndarray:
+        """`panels`, as kernels take them while this plan exists."""
+        found: np.ndarray = kernels.on_host().factor.table_of(self.panels)
+        return found
+
+    @cached_property
+    def _whole(self) -> tuple[SparsityPattern, np.ndarray]:
+        return (self.pattern, np.arange(self.pattern.nnz)) if self.kind == "lu" else _both_triangles(self.pattern)
+
+    @property
+    def whole(self) -> SparsityPattern:
+        """The pattern of the whole matrices, where `pattern` may be one triangle."""
+        return self._whole[0]
+
+    @property
     def read(self) -> np.ndarray:
-        """The entry whose value counts in each entry's place, (nnz,): Cholesky's is on the diagonal or above."""
-        pattern, own = self.pattern, np.arange(self.pattern.nnz)
-        above = pattern.indices >= pattern.row_of_entry
-        return own if self.kind == "lu" else np.where(above, own, pattern.transpose_permutation)
+        """The entry whose value counts in each place of `whole`; symmetric matrices' is on the diagonal or above."""
+        return self._whole[1]
 
     def check_symmetric(self, values: Array) -> None:
-        """Check that a matrix given as such is symmetric if Cholesky factors are asked for: (nnz,), or (nnz, B)."""
-        if self.kind == "lu":
+        """Check that a matrix given as such is symmetric if its kind is: (nnz,), or (nnz, B)."""
+        if self.kind == "lu" or self.whole is not self.pattern:
             return
         pattern, wide = self.pattern, _as_columns(values)
-        diagonal = abs(wide[pattern.row_of_entry == pattern.indices]) ** 0.5
-        size = diagonal[pattern.row_of_entry] * diagonal[pattern.indices]
+        if self.kind == "cholesky":
+            largest = abs(wide[pattern.row_of_entry == pattern.indices])
+        else:
+            largest = np.zeros((pattern.shape[0], wide.shape[1]), abs(wide[:0]).dtype)
+            np.maximum.at(largest, pattern.row_of_entry, abs(wide))
+        size = largest[pattern.row_of_entry] ** 0.5 * largest[pattern.indices] ** 0.5
         apart = abs(wide - wide[pattern.transpose_permutation]) > np.finfo(wide.dtype).eps ** 0.5 * size
         for entry in np.flatnonzero(apart.any(axis=1))[:1]:
             values = wide[[entry, pattern.transpose_permutation[entry]], np.argmax(apart[entry])]
@@ -218,7 +304,7 @@ class FactorPlan:
     @cached_property
     def times_vector(self) -> ProductPlan:
         """The product of such a matrix and a vector, whose gradients are those of a solve."""
-        n, pattern = self.pattern.shape[0], self.pattern
+        n, pattern = self.pattern.shape[0], self.whole
         pattern = SparsityPattern.diagonal(n) if pattern.kind == "identity" else pattern
         return plan_product(pattern, SparsityPattern.dense(n, 1))
 
@@ -234,7 +320,7 @@ class FactorPlan:
         columns: np.ndarray = self.panels.order
         return columns
 
-    def __call__(self, values: Any) -> Factors:
+    def __call__(self, values: Any, out: Factors | None = None) -> Factors:
         """Factorise one matrix, or a batch.
 
         Parameters
@@ -242,25 +328,30 @@ class FactorPlan:
         values
             (nnz,) or (nnz, B) values on the pattern, float32 or float64, C-contiguous, of NumPy. Or a sparse matrix
             whose entries lie on the pattern, in any order: see `SparsityPattern.values_of`; integers count as float64,
-            and for Cholesky factors both triangles are stored.
+            and on a symmetric pattern for Cholesky or LDLᵀ factors both triangles are stored.
+        out
+            Factors of this plan, of as many matrices and of this dtype, whose memory is used again; they cannot be used
+            if the call fails. None makes new ones.
 
         Returns
         -------
         Factors
-            Own copies: `values` may be overwritten.
+            `out`, if it is given. Own copies: `values` may be overwritten.
 
         Raises
         ------
         PivotError
             Some sample is singular to working precision or not finite, or these pivots would lose more than half of
             its digits; `samples` of the error names all of them. A plan made with its own values may suit it. Or a
-            matrix for Cholesky factors is not symmetric.
+            matrix for Cholesky or LDLᵀ factors is not symmetric.
         PatternError
             A matrix has an entry other than zero outside the pattern.
         DeviceError
             `values` is an array of CuPy: factors are computed on the host alone.
         DTypeError, ShapeError, LayoutError
             `values` do not fit.
+        OptionError
+            `out` is not such factors.
         """
         given, values = values, _values_of(self.pattern, values)
         if values is not given:
@@ -271,52 +362,84 @@ class FactorPlan:
         batch = wide.shape[1]
         lanes = factor.width(batch, values.dtype)
         blocks = -(-batch // lanes)
-        with within_memory(f"{batch} factors of {self.fill} values each do not fit in memory", "Use smaller batches"):
-            own = host_pool.empty(np, (blocks, self.pattern.nnz, lanes), values.dtype)
-            data = host_pool.empty(np, (blocks, self.fill, lanes), values.dtype)
-            growth, loss = np.zeros((2, batch), values.dtype)
-            if self.pattern.shape[0] and batch:
-                factor.factorise(self.panels, self.flops // 2, wide, own, data, growth, loss)
-        self._check_pivots(values, data, growth, loss)
-        return Factors(self, own, data, growth if values.ndim == 2 else growth[0])
+        if out is None:
+            with within_memory(
+                f"{batch} factors of {self.fill} values each do not fit in memory", "Use smaller batches"
+            ):
+                out = Factors(self, None if values.ndim == 1 else batch, *(
+                    host_pool.empty(np, (blocks, size, lanes), values.dtype)
+                    for size in (self.pattern.nnz, self.fill, len(self.panels.signs))
+                ))  # fmt: skip
+        elif not (isinstance(out, Factors) and out.fits(self, values)):
+            wanted = f"factors of this plan for values {values.shape}, {values.dtype}"
+            raise OptionError("out is not such factors", expected=wanted, got=repr(out))
+        out._usable, (growth, loss) = False, np.zeros((2, batch), values.dtype)
+        if self.pattern.shape[0] and batch:
+            arrays = wide, out._values, out._data, growth, loss, out._shifts
+            factor.factorise(self.table, self.flops // 2, *arrays, self.regularize or 0)
+        self._check_pivots(values, out._data, growth, loss)
+        out._usable, out.growth = True, growth if values.ndim == 2 else growth[0]
+        return out
+
+    @cached_property
+    def _limits(self) -> dict[np.dtype, tuple[float, float]]:
+        """The largest `loss` and `growth` of a matrix that is not refused."""
+        found: dict[np.dtype, tuple[float, float]] = {}
+        for dtype in backend.FLOAT_DTYPES:
+            eps, largest = float(np.finfo(dtype).eps), float(np.finfo(dtype).max)
+            limits = 1 / (4 * eps * max(self.pattern.shape[0], 1) ** 0.5), eps**-0.5
+            found[dtype] = limits if self.regularize is None else (largest, 1 / (4 * eps))
+        return found
 
     def _check_pivots(self, values: Array, data: Array, growth: Array, loss: Array) -> None:
         """Refuse samples of which no digit, or less than half of them, would be right."""
-        eps, batched = np.finfo(values.dtype).eps, values.ndim == 2
-        most_loss, most_growth = 1 / (4 * eps * max(self.pattern.shape[0], 1) ** 0.5), eps**-0.5
-        bad = np.flatnonzero(~((loss <= most_loss) & (growth <= most_growth)))
-        if not len(bad):
+        most_loss, most_growth = self._limits[values.dtype]
+        if loss.max(initial=0) <= most_loss and growth.max(initial=0) <= most_growth:  # NaN is not
             return
+        eps, batched, kind = np.finfo(values.dtype).eps, values.ndim == 2, self.kind
+        bad = np.flatnonzero(~((loss <= most_loss) & (growth <= most_growth)))
         which, again, where = "The matrix", "values", ""
         if batched:
             which, again = f"{len(bad)} of {len(loss)} matrices", f"values[:, {bad[0]}].copy()"
             where = ", in samples " + ", ".join(map(str, bad[:NAMED])) + (", …" if len(bad) > NAMED else "")
-        first, samples = values[:, bad[0]] if batched else values, map(int, bad) if batched else ()
-        definite = self.kind == "cholesky"
-        if wrong := not_finite(self.pattern, first[self.read], where):
-            raise PivotError(f"{which} cannot be factorised: not finite{', so ' + INDEFINITE if definite else ''}",
-                             expected="finite numbers", got=wrong, samples=samples)  # fmt: skip
+        samples, pattern = map(int, bad) if batched else (), self.whole
+        first = (values[:, bad[0]] if batched else values)[self.read]
+        if wrong := not_finite(pattern, first, where):
+            definite = f", so {INDEFINITE}" if kind == "cholesky" else ""
+            raise PivotError(f"{which} cannot be factorised: not finite{definite}", expected="finite numbers",
+                             got=wrong, samples=samples)  # fmt: skip
         inverse = data[bad[0] // data.shape[2], self._pivot_places, bad[0] % data.shape[2]]
         with np.errstate(over="ignore", invalid="ignore"):
-            if definite:
-                lost = first[self.pattern.row_of_entry == self.pattern.indices][self.rows] * inverse * inverse
+            if kind == "cholesky":
+                lost = first[pattern.row_of_entry == pattern.indices][self.rows] * inverse * inverse
             else:
                 largest = np.zeros(len(self.rows), first.dtype)
-                np.maximum.at(largest, self.pattern.row_of_entry, abs(first))
+                np.maximum.at(largest, pattern.row_of_entry, abs(first))
                 lost = largest[self.rows] * abs(inverse)
         worst = np.flatnonzero(~(lost <= most_loss))[:1]
-        if definite:
+        if kind == "cholesky":
             raise PivotError(
                 f"{which} cannot be factorised: {INDEFINITE}",
                 expected=f"pivots larger than {1 / most_loss:.2g} times the diagonal's entries",
                 got=f"another{where}" + "".join(f", first in row {self.rows[k]}" for k in worst),
-                remedy='Symmetric matrices that are not positive definite have LU factors, kind="lu"', samples=samples,
+                remedy='Symmetric matrices that are not positive definite have LDLᵀ or LU factors, kind="ldlt" or "lu"',
+                samples=samples,
             )  # fmt: skip
-        if reason := why_singular(self.pattern.to_scipy(first), eps):
+        if reason := why_singular(pattern.to_scipy(first), eps):
             raise PivotError(f"{which} cannot be factorised: singular to working precision", expected=INDEPENDENT,
                              got=f"{reason}{where}", samples=samples)  # fmt: skip
         k = worst[0] if len(worst) else np.argmax(lost)
         times = f"{loss[bad[0]]:.2g} and {growth[bad[0]]:.2g} times" if np.isfinite(lost[k]) else "a pivot of 0"
+        if kind == "ldlt":
+            signed = " or of the other sign" if not np.isfinite(lost[k]) and self.panels.signs[k] else ""
+            raise PivotError(
+                f"{which} cannot be factorised with pivots on the diagonal",
+                expected=f"terms of each pivot at most {most_loss:.2g} times the pivot, and {most_growth:.2g} times "
+                "the 1-norm of its row",
+                got=f"{times}{signed}, first in row {self.rows[k]}{where}",
+                remedy='Pass regularize= to plan_factor and refine the solutions, or kind="lu" with values',
+                samples=samples,
+            )  # fmt: skip
         raise PivotError(
             f"{which} cannot be factorised with the pivots of this plan",
             expected=f"terms of each pivot at most {most_loss:.2g} times the pivot, and terms of L U at most "
@@ -339,7 +462,7 @@ class FactorPlan:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy by the constructor: arrays are read-only again."""
-        return FactorPlan, (self.pattern, self.fill, self.flops, self.panels)
+        return FactorPlan, (self.pattern, self.fill, self.flops, self.panels, self.regularize)
 
 
 class Factors:
@@ -355,22 +478,44 @@ class Factors:
         float32 or float64.
     growth : numpy.ndarray
         How much larger entries of L U are than those of the matrix, the largest of all rows: () or (B,). Rounding
-        changes the matrix by about this many times the machine precision.
+        changes the matrix by about this many times the machine precision. Of LDLᵀ factors entries of |L| |D| |L|ᵀ on
+        the diagonal, over the 1-norms of rows.
     """
 
-    def __init__(self, plan: FactorPlan, values: Array, data: Array, growth: Array) -> None:
-        self.plan, self.growth, self._values, self._data = plan, growth, values, data
-        self.batch, self.dtype = len(growth) if growth.ndim else None, data.dtype
+    def __init__(self, plan: FactorPlan, batch: int | None, values: Array, data: Array, shifts: Array) -> None:
+        self.plan, self.batch, self.dtype = plan, batch, data.dtype
+        self.growth: Array = np.zeros(())
+        self._values, self._data, self._shifts, self._usable = values, data, shifts, False
+
+    def fits(self, plan: FactorPlan, values: Array) -> bool:
+        """Whether these are factors of matrices of a plan with such values."""
+        batch = values.shape[1] if values.ndim == 2 else None
+        return (self.plan, self.batch, self.dtype) == (plan, batch, values.dtype)
 
     @property
     def values(self) -> Array:
         """The values that were factorised, (nnz,) or (nnz, B): a copy."""
-        blocks, nnz, lanes = self._values.shape
-        wide = self._values.swapaxes(0, 1).reshape(nnz, blocks * lanes)
+        return self._unblocked(self._values)
+
+    @property
+    def shifts(self) -> Array:
+        """What was added to the diagonal, (n,) or (n, B): zeros but for LDLᵀ factors with `regularize`."""
+        if self.plan.kind != "ldlt":
+            return np.zeros(self.plan.pattern.shape[:1] if self.batch is None else (len(self.plan.rows), self.batch),
+                            self.dtype)  # fmt: skip
+        found = self._unblocked(self._shifts)
+        shifts = np.empty_like(found)
+        shifts[self.plan.rows] = found
+        return shifts
+
+    def _unblocked(self, blocked: Array) -> Array:
+        """Return (blocks, size, lanes) as (size,) or (size, B): a copy."""
+        blocks, size, lanes = blocked.shape
+        wide = blocked.swapaxes(0, 1).reshape(size, blocks * lanes)
         return wide[:, 0].copy() if self.batch is None else wide[:, : self.batch].copy()
 
-    def solve(self, b: Array, *, transposed: bool = False) -> Array:
-        """Solve A x = b, or Aᵀ x = b.
+    def solve(self, b: Array, trans: Trans = "N", *, transposed: bool = False) -> Array:
+        """Solve A x = b, Aᵀ x = b or Aᴴ x = b.
 
         `solve` is a `matvec` of `scipy.sparse.linalg.LinearOperator`, as `SuperLU.solve` is.
 
@@ -380,8 +525,10 @@ class Factors:
             Of the factors' dtype, or integers, which are converted to it. For the factors of one matrix: (n,),
             contiguous, or (n, K) for K right-hand sides. For a batch: (n, B), a right-hand side for each matrix, or
             (n,) for all. A sparse matrix counts as a dense one: x is dense.
+        trans
+            ``"N"`` solves with A, ``"T"`` with Aᵀ, ``"H"`` with Aᴴ, the same for real matrices.
         transposed
-            Solve with Aᵀ.
+            Another way to say ``trans="T"``.
 
         Returns
         -------
@@ -392,11 +539,15 @@ class Factors:
         ------
         DTypeError, ShapeError, LayoutError, DeviceError
             `b` does not fit.
+        OptionError
+            `trans` is none of these.
+        StaleError
+            A call with these factors as its `out` has failed.
         """
-        transposed, b = check_flag("transposed", transposed), self._right_hand_side(b)
+        transposed, b = _check_trans(trans, transposed), self._right_hand_side(b)
         return self._solve(self._as_columns(b), transposed).reshape(self._shape(b))
 
-    def refine(self, b: Array, x: Array, *, steps: int = 1, transposed: bool = False) -> Array:
+    def refine(self, b: Array, x: Array, trans: Trans = "N", *, steps: int = 1, transposed: bool = False) -> Array:
         """Improve a solution by iterative refinement, with residuals in float64; x is not changed.
 
         Each step solves for the residual: ``x + solve(b - A x)`` (N. Higham, "Accuracy and Stability of Numerical
@@ -406,25 +557,22 @@ class Factors:
         ----------
         b, x
             The right-hand side, and `solve`'s solution for it.
+        trans, transposed
+            As in `solve`.
         steps
             Number of steps, at least 1.
-        transposed
-            As in `solve`.
 
         Returns
         -------
         numpy.ndarray
             The new x.
         """
-        transposed, steps = check_flag("transposed", transposed), check_integer("steps", steps, 1)
-        b, dtype, pattern = self._right_hand_side(b), self.dtype, self.plan.pattern
+        transposed, steps = _check_trans(trans, transposed), check_integer("steps", steps, 1)
+        b, dtype, pattern = self._right_hand_side(b), self.dtype, self.plan.whole
         _check_on_host("x", x)
         backend.check_array("x", x, dtype=dtype, shape=self._shape(b))
         wide = self._as_columns(b)
-        values = -_as_columns(self.values).astype(np.float64)
-        if self.plan.kind == "cholesky":
-            below = (pattern.row_of_entry > pattern.indices)[:, None]
-            values = np.where(below, values[pattern.transpose_permutation], values)
+        values = -_as_columns(self.values).astype(np.float64)[self.plan.read]
         if transposed:
             pattern, values = pattern.T, np.ascontiguousarray(values[pattern.transpose_permutation])
         double, found = wide.astype(np.float64), np.array(x).reshape(wide.shape)
@@ -453,11 +601,14 @@ class Factors:
     def _solve(self, wide: Array, transposed: bool) -> Array:
         x = np.empty_like(wide)
         if x.size:
-            kernels.on_host().factor.solve(self.plan.panels, self._data, wide, x, transposed)
+            kernels.on_host().factor.solve(self.plan.table, self._data, wide, x, transposed)
         return x
 
     def _right_hand_side(self, b: Any) -> Array:
         """Check b and return it as a C-contiguous array of the factors' dtype."""
+        if not self._usable:
+            raise StaleError("These factors were overwritten by a call that failed", expected="factors of a matrix",
+                             got="none", remedy="Pass them as out= of a call that succeeds")  # fmt: skip
         b = b.toarray() if backend.is_sparse(b) else b
         _check_on_host("b", b)
         n = self.plan.pattern.shape[0]
@@ -480,6 +631,12 @@ class Factors:
     def __repr__(self) -> str:
         count = "one matrix" if self.batch is None else f"{self.batch} matrices"
         return f"Factors({count} on {self.plan.pattern}, {self.dtype})"
+
+
+def _check_trans(trans: Trans, transposed: bool) -> bool:
+    """Return whether to solve with the transposed matrix."""
+    check_choice("trans", trans, ("N", "T", "H"))
+    return check_flag("transposed", transposed) or trans != "N"
 
 
 def _check_on_host(name: str, array: Array) -> None:

@@ -43,7 +43,8 @@ def solve(plan: FactorPlan, values: Tensor, b: Tensor, transposed: bool = False)
     values
         Values on the plan's pattern: (nnz,), or (nnz, B) for B matrices; float32 or float64, on the CPU. Or a
         `torch.sparse_csr` tensor (n, n) or (B, n, n) on it, with columns in any order; missing entries are zeros. Of a
-        plan of Cholesky factors, those below the diagonal do not count, and their gradients are 0.
+        plan of Cholesky or LDLᵀ factors with both triangles, those below the diagonal do not count, and their gradients
+        are 0.
     b
         Right-hand sides, of the dtype of `values`. For one matrix (n,), or (n, K). For B matrices (n, B), one for
         each, or (n,) for all.
@@ -60,7 +61,7 @@ def solve(plan: FactorPlan, values: Tensor, b: Tensor, transposed: bool = False)
     PivotError
         A matrix is singular, not finite, or does not suit the pivots of the plan; `samples` names them.
     OptionError
-        `plan` is not a FactorPlan.
+        `plan` is not a FactorPlan, or one that regularises: its solutions are of other matrices.
     DTypeError, DeviceError, ShapeError
         A tensor does not fit.
 
@@ -79,15 +80,17 @@ def solve(plan: FactorPlan, values: Tensor, b: Tensor, transposed: bool = False)
     if not isinstance(plan, FactorPlan):
         raise OptionError("plan is not a plan of factors", expected="a FactorPlan, from sparsebp.plan_factor",
                           got=type(plan).__name__)  # fmt: skip
+    if plan.regularize is not None:
+        raise OptionError("The plan regularises matrices", expected="regularize=None", got=plan.regularize)
     if isinstance(values, Tensor) and values.layout is torch.sparse_csr:
         values = _values_on(plan.pattern, values)
         values = values.t() if values.dim() == 2 else values
         plan.check_symmetric(values.detach().numpy(force=True))
     _check(plan, values, b)
     transposed = check_flag("transposed", transposed)
-    if plan.kind == "cholesky":
-        values = values[torch.from_numpy(plan.read)]
     factors = factorise(plan.number, values.detach())
+    if plan.kind != "lu":
+        values = values[torch.from_numpy(plan.read)]
     inputs = plan.number, values, factors, b, transposed
     found: Tensor = solve_op(*inputs) if torch.compiler.is_compiling() else apply(Solve, *inputs)
     return found
@@ -164,8 +167,9 @@ def _solve(plan: int, values: Tensor, factors: Tensor, b: Tensor, transposed: bo
     if b.dim() == 1:
         right = right[:, None] if values.dim() == 1 else np.repeat(right[:, None], values.shape[1], axis=1)
     x = np.empty_like(right)
+    found = _plan(plan)
     if x.size:
-        kernels.on_host().factor.solve(_plan(plan).panels, to_array(factors), right, x, transposed)
+        kernels.on_host().factor.solve(found.table, to_array(factors), right, x, transposed)
     return to_tensor(x.reshape(_shape(values, b)))
 
 

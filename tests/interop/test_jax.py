@@ -123,11 +123,12 @@ def test_solves(n, dtype, form, transposed):
                 *system(plan, *form, dtype))  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["cholesky", "ldlt"])
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_solves_with_symmetric_matrices(form):
-    """By Cholesky factors: the derivatives are those of a function of the entries on one side of the diagonal."""
+def test_solves_with_symmetric_matrices(form, kind):
+    """The derivatives are those of a function of the entries on one side of the diagonal."""
     mask = plan_of(5).pattern.to_scipy().toarray() != 0
-    plan = sb.plan_factor(of_mask(mask | mask.T), kind="cholesky")
+    plan = sb.plan_factor(of_mask(mask | mask.T), kind=kind)
     mirror = plan.pattern.transpose_permutation
 
     def one(values: Any, b: Any) -> Any:

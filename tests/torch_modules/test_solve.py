@@ -214,9 +214,10 @@ def test_an_identity_has_values_of_its_own():
     assert torch.autograd.grad(x.sum(), values)[0].tolist() == [-1, -0.25, -0.0625]
 
 
-def test_gradients_of_cholesky_factors():
-    """The values below the diagonal do not count; the others count twice, as the matrix is symmetric."""
-    plan = sb.plan_factor(of_mask(np.tri(5, k=1, dtype=bool) & ~np.tri(5, k=-2, dtype=bool)), kind="cholesky")
+@pytest.mark.parametrize(("kind", "below"), [("cholesky", 1), ("ldlt", 1), ("ldlt", 0)])
+def test_gradients_of_symmetric_factors(kind, below):
+    """The values below the diagonal do not count, or do not exist; the others count twice."""
+    plan = sb.plan_factor(of_mask(np.tri(5, k=1, dtype=bool) & ~np.tri(5, k=-below - 1, dtype=bool)), kind=kind)
     values, b = operands(plan, (2,), (2,))
     values.requires_grad_(), b.requires_grad_()
 
@@ -225,7 +226,14 @@ def test_gradients_of_cholesky_factors():
 
     assert torch.autograd.gradcheck(solve, (values, b), check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(solve, (values, b))
-    assert (solve(values, b) == solve(values[torch.from_numpy(plan.read)], b)).all()
+    whole = sb.plan_factor(plan.whole, kind=kind)
+    assert (solve(values, b) == st.solve(whole, values[torch.from_numpy(plan.read)], b)).all()
+
+
+def test_a_plan_that_regularises_is_refused():
+    plan = sb.plan_factor(sb.SparsityPattern.diagonal(3), kind="ldlt", regularize=1e-8)
+    with pytest.raises(OptionError, match="regularises"):
+        st.solve(plan, torch.ones(3), torch.ones(3))
 
 
 def test_two_threads_at_once():

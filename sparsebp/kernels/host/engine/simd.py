@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numba
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.errors import RequireLiteralValue
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic as _intrinsic
 from numba.extending import lower_builtin, models, register_model
@@ -307,7 +308,10 @@ def square_root(typingctx: Any, x: Any) -> Any:
 
 @intrinsic
 def copysign(typingctx: Any, magnitude: Any, sign: Any) -> Any:
-    """Return |magnitude| with the sign of `sign` per lane."""
+    """Return |magnitude| with the sign of `sign` per lane, or of numbers."""
+    if isinstance(sign, types.Float):
+        name, real = f"llvm.copysign.f{sign.bitwidth}", llvm_real(sign)
+        return sign(sign, sign), lambda context, builder, sig, args: call_llvm(builder, name, real, list(args))
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return call_llvm(builder, f"llvm.copysign.{vector_name(sign)}", llvm_vector(sign), list(args))
@@ -667,6 +671,15 @@ def zeros(typingctx: Any, ptr: Any) -> Any:
 
 
 @intrinsic
+def zeros_of(typingctx: Any, ptr: Any, size: Any) -> Any:
+    """Return the vector of zeros of the pointer's type that has so many bytes, a constant."""
+    if not isinstance(size, types.Literal):
+        raise RequireLiteralValue("size")
+    ty = SimdType(ptr.dtype, size.literal_value * 8 // ptr.dtype.bitwidth)
+    return ty(ptr, size), lambda context, builder, sig, args: ir.Constant(llvm_vector(ty), None)
+
+
+@intrinsic
 def filled(typingctx: Any, ptr: Any, value: Any) -> Any:
     """Return the vector of the pointer's type with `value` in all lanes."""
     ty = SimdType(ptr.dtype)
@@ -832,7 +845,14 @@ def set_samples(typingctx: Any, ptr: Any, offset: Any, value: Any, n: Any) -> An
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         if isinstance(value, SimdType):
-            _store_masked(context, builder, value, args, sig.args)
+            wide = context.cast(builder, args[3], n, types.int64)
+            whole = builder.icmp_signed(">=", wide, WORD(value.lanes))
+            with builder.if_else(whole, likely=True) as (plain, masked):  # see `store_up_to`
+                with plain:
+                    at = _vector_pointer(context, builder, value, args[0], args[1], offset)
+                    builder.store(args[2], at, align=value.dtype.bitwidth // 8)
+                with masked:
+                    _store_masked(context, builder, value, args, sig.args)
         else:
             at = _entry_pointer(context, builder, value, args, sig.args, 1)
             builder.store(args[2], at, align=value.bitwidth // 8)

@@ -1,4 +1,4 @@
-"""LU and Cholesky factors of many matrices on one pattern, on the host: their values, and solves with them.
+"""LU, Cholesky and LDLᵀ factors of matrices on one pattern, on the host: their values, and solves with them.
 
 The numeric phase is Gaussian elimination row by row, in an order that is given. Rows that have nearly the same columns
 are neighbours, and up to four of them make a *panel*: a dense block that stands on one list of columns, those of L, the
@@ -6,7 +6,8 @@ panel's own, and those of U. Row i of L and U then takes one multiple of a panel
 
     for every panel Q of L in the rows of P:   L[P, Q] = A[P, Q] U[Q, Q]⁻¹;   A[P, :] -= L[P, Q] U[Q, :]
 
-Of a symmetric positive definite matrix U alone is kept, A = Uᵀ U, and L[P, Q] is U[Q, P]ᵀ.
+Of a symmetric matrix U alone is kept. Of a positive definite one A = Uᵀ U, and L[P, Q] is U[Q, P]ᵀ; of another one
+A = Uᵀ D⁻¹ U, D is U's diagonal, and L[P, Q] is U[Q, P]ᵀ D⁻¹.
 
 Nothing is searched: columns that P and Q share are found by number. Each entry of a panel holds a vector of samples, or
 one number where there is one matrix; the functions are written once for both, `like` is a value of the type meant. Both
@@ -25,11 +26,14 @@ import numpy as np
 
 from sparsebp.core.check import Array
 from sparsebp.kernels.host.engine import simd
-from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL
+from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL, span
 from sparsebp.kernels.host.engine.threads import in_parts, team_for
 
 PANEL = 4
 """Rows of a panel at most."""
+LINE = 64
+"""Bytes of an entry that holds samples: a cache line, whatever the machine's vectors. Half of it costs as many index
+operations, and takes up to twice as long for each sample."""
 GROUP = 4
 """Panels that are eliminated together at most: they fit into the second cache with a batch."""
 CHUNK = 32
@@ -37,7 +41,7 @@ CHUNK = 32
 NORM, ROW, COLUMN, PIVOT = range(0, 4 * PANEL, PANEL)
 SEEN = 4 * PANEL
 """What is watched of each row of a panel: the sum of its magnitudes; the largest term of L @ U, itself and over the
-largest entry of the matrix in that column; the largest term of the pivot."""
+largest entry of the matrix in that column; the largest term of the pivot, or the sum of all with D⁻¹."""
 
 
 class Panels(NamedTuple):
@@ -61,9 +65,14 @@ class Panels(NamedTuple):
         (nnz,) int64, (nnz,) int32.
     rows, order
         The matrix's row and column behind every one here, (n,) int32.
+    signs
+        Of symmetric matrices that are not positive definite, what sign each pivot should have, (n,) int8: 1, -1, or 0
+        for any. Of others (0,).
     half
-        Whether the matrices are symmetric, and U alone is kept: A = Uᵀ U. Then `own` is 0, and `entry_ptr`, `source`,
-        `target` and `column` are those of entries on the diagonal and above.
+        Whether the matrices are symmetric, and U alone is kept. Then `own` is 0, and `entry_ptr`, `source`, `target`
+        and `column` are those of entries on the diagonal and above.
+    definite
+        Whether they are positive definite too: A = Uᵀ U, else A = Uᵀ D⁻¹ U.
     """
 
     first: Any
@@ -80,26 +89,37 @@ class Panels(NamedTuple):
     column: Any
     rows: Any
     order: Any
+    signs: Any
     half: bool
+    definite: bool
 
 
-FIELDS = len(Panels._fields)
+def table_of(panels: Panels) -> Array:
+    """Return the addresses of a structure's arrays, the number of panels and of rows, and both flags, as int64.
+
+    Numba takes a quarter of a microsecond for every array that it is passed: more than a small matrix needs. The arrays
+    have to be kept.
+    """
+    *arrays, half, definite = panels
+    numbers = *(array.ctypes.data for array in arrays), len(panels.own), len(panels.rows), half, definite
+    return np.array(numbers, np.int64)
 
 
 def width(batch: int, dtype: Any) -> int:
     """Return how many samples an entry of the factors holds."""
-    return 1 if batch == 1 else simd.VECTOR_BYTES // np.dtype(dtype).itemsize
+    return 1 if batch == 1 else LINE // np.dtype(dtype).itemsize
 
 
 def factorise(
-    panels: Panels, work: int, values: Array, blocked: Array, data: Array, growth: Array, loss: Array
-) -> None:
+    table: Array, work: int, values: Array, blocked: Array, data: Array, growth: Array, loss: Array, shifts: Array,
+    least: float,
+) -> None:  # fmt: skip
     """Compute L and U.
 
     Parameters
     ----------
-    panels, work
-        The structure, and the multiply-adds for one sample.
+    table, work
+        The structure, from `table_of`, and the multiply-adds for one sample.
     values
         (nnz, B), float32 or float64.
     blocked
@@ -110,21 +130,24 @@ def factorise(
     growth, loss
         Written, (B,): the largest term of L @ U over the 1-norm of the matrix's row, or over the largest entry of its
         column, if that is less; and the largest term of a pivot over the pivot. NaN or infinite where L or U are not
-        finite.
+        finite. Of D⁻¹ factors the sum of a pivot's terms, over the 1-norm of its row and over the pivot.
+    shifts, least
+        Of D⁻¹ factors. Written, (blocks, n, `width`): what was added to each pivot, so that it has its sign and is at
+        least `least` times the 1-norm of its row.
     """
     blocks, size, lanes = data.shape
     team = team_for(blocks, work * blocks * lanes)
     arrays = (values.reshape(-1), blocked.reshape(-1), data.reshape(-1))
-    _factorise(team, blocks, *panels, *arrays, size, growth, loss)
+    _factorise(team, blocks, table, *arrays, size, growth, loss, shifts.reshape(-1), data.dtype.type(least))
 
 
-def solve(panels: Panels, data: Array, b: Array, x: Array, transposed: bool) -> None:
+def solve(table: Array, data: Array, b: Array, x: Array, transposed: bool) -> None:
     """Solve A x = b or Aᵀ x = b; `data` as from `factorise`, b and x (n, B), or (n, K) for factors of one matrix."""
     lanes = width(b.shape[1], b.dtype)
     blocks = -(-b.shape[1] // lanes)
     shared = data.shape[2] == 1
     arguments = (data.reshape(-1), data.shape[1], shared, b.reshape(-1), x.reshape(-1), b.shape[1], transposed)
-    _solve(team_for(blocks, data.shape[1] * blocks * lanes), blocks, *panels, *arguments)
+    _solve(team_for(blocks, data.shape[1] * blocks * lanes), blocks, table, *arguments)
 
 
 # The functions below are compiled: their arguments are index arrays, pointers, tuples of them, sizes and flags.
@@ -132,25 +155,29 @@ def solve(panels: Panels, data: Array, b: Array, x: Array, transposed: bool) -> 
 
 
 @simd.device
-def _pointers(panels):
-    """Return `Panels` of pointers in place of arrays."""
-    return Panels(
-        simd.pointer(panels.first),
-        simd.pointer(panels.column_ptr),
-        simd.pointer(panels.columns),
-        simd.pointer(panels.own),
-        simd.pointer(panels.base),
-        simd.pointer(panels.left_ptr),
-        simd.pointer(panels.left),
-        simd.pointer(panels.back),
-        simd.pointer(panels.entry_ptr),
-        simd.pointer(panels.source),
-        simd.pointer(panels.target),
-        simd.pointer(panels.column),
-        simd.pointer(panels.rows),
-        simd.pointer(panels.order),
-        panels.half,
+def _pointers(table):
+    """Return `Panels` of pointers from `table_of`, the number of panels, and of rows."""
+    at = simd.pointer(table)
+    panels = Panels(
+        simd.address(at[0], np.int32(0)),
+        simd.address(at[1], np.int64(0)),
+        simd.address(at[2], np.int32(0)),
+        simd.address(at[3], np.int32(0)),
+        simd.address(at[4], np.int64(0)),
+        simd.address(at[5], np.int64(0)),
+        simd.address(at[6], np.int32(0)),
+        simd.address(at[7], np.int32(0)),
+        simd.address(at[8], np.int64(0)),
+        simd.address(at[9], np.int64(0)),
+        simd.address(at[10], np.int64(0)),
+        simd.address(at[11], np.int32(0)),
+        simd.address(at[12], np.int32(0)),
+        simd.address(at[13], np.int32(0)),
+        simd.address(at[14], np.int8(0)),
+        at[17] != 0,
+        at[18] != 0,
     )
+    return panels, at[15], at[16]
 
 
 # ---- L and U ---------------------------------------------------------------------------------------------------------
@@ -158,30 +185,48 @@ def _pointers(panels):
 
 @numba.njit(**SERIAL)
 def _factorise(team, blocks, *args):
-    in_parts(_factorise_part, team, blocks, (Panels(*args[:FIELDS]), *args[FIELDS:]))
+    in_parts(_take_part, team, blocks, args)
+    in_parts(_factorise_part, team, blocks, args)
 
 
 @numba.njit(**INNER_SERIAL)
-def _factorise_part(part, panels, values, blocked, data, size, growth, loss):
-    at, count, n, batch = _pointers(panels), len(panels.own), len(panels.rows), len(growth)
-    lanes = simd.lanes(simd.pointer(data))
+def _take_part(part, table, values, blocked, data, size, growth, loss, shifts, least):
+    """Write a part of the matrices' entries, for all blocks: values are read in the order of memory."""
+    batch, given, block = len(growth), simd.pointer(values), simd.pointer(blocked)
+    lanes, nnz = LINE // values.itemsize, len(values) // batch
+    if batch == 1:
+        simd.copy(block, given, nnz)
+        return
+    none, blocks = simd.zeros_of(given, LINE), (batch + lanes - 1) // lanes
+    begin, end = span(part, blocks, nnz)
+    for q in range(begin, end):
+        for b in range(blocks):
+            value = simd.samples(given, q * batch + b * lanes, batch - b * lanes, none)
+            simd.set_entry(block, b * nnz + q, value)
+
+
+@numba.njit(**INNER_SERIAL)
+def _factorise_part(part, table, values, blocked, data, size, growth, loss, shifts, least):
+    at, count, n = _pointers(table)
+    batch = len(growth)
+    lanes = LINE // data.itemsize
     step, nnz = 1 if batch == 1 else lanes, len(values) // batch
     slots, following = np.empty(GROUP * n, np.int32), np.empty(GROUP, np.int64)
     peaks, watched = np.empty(3 * n * lanes, data.dtype), np.empty(GROUP * SEEN * lanes, data.dtype)
     multiples = np.empty(PANEL * PANEL * lanes, data.dtype)
     room = simd.pointer(peaks), simd.pointer(watched), simd.pointer(multiples)
     where = simd.pointer(following), simd.pointer(slots), *room
-    a, given = simd.advance(simd.pointer(blocked), part * nnz * step), simd.pointer(values)
+    a = simd.advance(simd.pointer(blocked), part * nnz * step)
     lu = simd.advance(simd.pointer(data), part * size * step)
+    shift = simd.advance(simd.pointer(shifts), part * n * step), least
     if batch == 1:
         zero, one = data.dtype.type(0), data.dtype.type(1)
-        _take_block(given, a, nnz, batch, 0, zero)
-        grown, lost = _eliminate(at, count, a, lu, where, zero, one, True)
+        grown, lost = _eliminate(at, count, a, lu, where, shift, zero, one, True)
         growth[0], loss[0] = grown, lost
     else:
-        none, unit = simd.zeros(lu), simd.filled(lu, data.dtype.type(1))
-        _take_block(given, a, nnz, batch, part * step, none)
-        grown_of, lost_of = _eliminate(at, count, a, lu, where, none, unit, False)
+        none = simd.zeros_of(lu, LINE)
+        unit = none + data.dtype.type(1)
+        grown_of, lost_of = _eliminate(at, count, a, lu, where, shift, none, unit, False)
         simd.store_n(simd.pointer(growth), part * step, grown_of, batch - part * step)
         simd.store_n(simd.pointer(loss), part * step, lost_of, batch - part * step)
     simd.keep_alive(slots)
@@ -192,13 +237,7 @@ def _factorise_part(part, panels, values, blocked, data, size, growth, loss):
 
 
 @simd.device
-def _take_block(values, block, count, batch, s, zero):
-    for q in range(count):
-        simd.set_entry(block, q, simd.samples(values, q * batch + s, batch - s, zero))
-
-
-@simd.device
-def _eliminate(at, count, values, data, where, zero, one, single):
+def _eliminate(at, count, values, data, where, shift, zero, one, single):
     """Factorise the matrices of one block; return `growth` and `loss`.
 
     A panel of U is read once for all rows of a group, while it is in the cache. A maximum passes over NaN, so a sum of
@@ -209,13 +248,16 @@ def _eliminate(at, count, values, data, where, zero, one, single):
     n, p = np.int64(at.first[count]), 0
     if not at.half:
         _scale_columns(at, n, values, peak, zero, one)
+    elif not at.definite:
+        for i in range(n):
+            simd.set_entry(peak, i, zero)
     while p < count:
         end = p + 1
         while end < count and end - p < GROUP and at.first[end + 1] - at.first[p] == (end + 1 - p) * PANEL:
             end += 1
         for i in range(p, end):
             following[i - p] = at.left_ptr[i]
-            _begin(at, i, values, data, simd.advance(slots, (i - p) * n), watched, SEEN * (i - p), zero)
+            _begin(at, i, values, data, simd.advance(slots, (i - p) * n), peak, watched, SEEN * (i - p), zero)
         done = p
         while done < end:
             k = np.int64(count)
@@ -223,8 +265,11 @@ def _eliminate(at, count, values, data, where, zero, one, single):
                 if following[i - p] < at.left_ptr[i + 1]:
                     k = min(k, np.int64(at.left[following[i - p]]))
             if k >= done:  # the next panel has all its terms
-                if at.half:
+                if at.half and at.definite:
                     lost, sick = _finish_half(at, done, data, watched, SEEN * (done - p), zero, one)
+                elif at.half:
+                    row, lost, sick = _finish_signed(at, done, data, watched, SEEN * (done - p), shift, zero, one)
+                    by_row = simd.maximum(row, by_row)
                 else:
                     row, column, lost, sick = _finish(at, n, done, data, peak, watched, SEEN * (done - p), zero, one)
                     by_row, by_column = simd.maximum(row, by_row), simd.maximum(column, by_column)
@@ -240,7 +285,8 @@ def _eliminate(at, count, values, data, where, zero, one, single):
                     following[i - p] = q + 1
         p = end
     if at.half:
-        by_row = by_column = one
+        by_row = one if at.definite else by_row
+        by_column = by_row
     return simd.minimum(by_row, by_column) + poison, loss + poison
 
 
@@ -257,18 +303,25 @@ def _scale_columns(at, n, values, peak, zero, one):
 
 
 @simd.device
-def _begin(at, p, values, data, slot, watched, seen, zero):
-    """Write the matrix's entries of one panel, and where its columns are."""
+def _begin(at, p, values, data, slot, peak, watched, seen, zero):
+    """Write the matrix's entries of one panel, and where its columns are.
+
+    A row of a symmetric matrix continues below the diagonal: in the column that the rows before have added to `peak`.
+    """
     row, base, begin, own = np.int64(at.first[p]), at.base[p], at.column_ptr[p], np.int64(at.own[p])
     r, size = np.int64(at.first[p + 1]) - row, at.column_ptr[p + 1] - begin
+    signed = at.half and not at.definite
     for i in range(base, base + size * r):
         simd.set_entry(data, i, zero)
     for i in range(r):
-        norm = zero
+        norm = simd.entry(peak, row + i, zero) if signed else zero
         for q in range(at.entry_ptr[row + i], at.entry_ptr[row + i + 1]):
             value = simd.entry(values, at.source[q], zero)
             simd.set_entry(data, at.target[q], value)
             norm = norm + simd.absolute(value)  # unlike a maximum it keeps NaN
+            if signed:
+                below = np.int64(at.column[q])
+                simd.set_entry(peak, below, simd.entry(peak, below, zero) + simd.absolute(value))
         diagonal = simd.absolute(simd.entry(data, base + (own + i) * r + i, zero))
         simd.set_entry(watched, seen + NORM + i, norm)
         simd.set_entry(watched, seen + ROW + i, zero)
@@ -284,28 +337,67 @@ def _subtract_panel(at, p, k, back, data, slot, room, zero, single):
     peak, watched, seen, multiples = room
     row, begin, lu, own = np.int64(at.first[p]), at.column_ptr[k], at.base[k], np.int64(at.own[k])
     r, n, size = np.int64(at.first[p + 1]) - row, np.int64(at.first[k + 1] - at.first[k]), at.column_ptr[k + 1] - begin
+    low, high = 0, r
+    if at.half and n == 1 and _one_row(at, row, r, begin, back, size):
+        _subtract_row(at, row, begin, back, size, data, at.base[p], lu, slot, watched, seen, zero)
+        return
     if at.half:
         source, left, skip = multiples, 0, back
-        _mirror(at, row, r, begin, back, size, data, lu, n, multiples, zero)
+        low, high = _mirror(at, row, r, begin, back, size, data, lu, n, multiples, watched, seen, zero)
     else:
         source, left, skip = data, at.base[p] + np.int64(slot[np.int64(at.first[k])]), own + n
         _divide(data, left, r, lu + own * n, n, zero)
         _watch(at, row, r, k, begin, back, size, data, left, lu, n, peak, watched, seen, zero)
     columns, count = simd.advance(at.columns, begin + skip), size - skip
-    _subtract(source, left, data, at.base[p], r, lu + skip * n, n, columns, count, slot, zero, single)
+    _subtract(source, left, data, at.base[p], r, lu + skip * n, n, columns, count, slot, low, high, zero, single)
 
 
 @simd.device
-def _mirror(at, row, r, begin, back, size, data, lu, n, multiples, zero):
-    """Write what L of a symmetric matrix has in r rows and the columns of a panel: U's entries, transposed."""
+def _one_row(at, row, r, begin, back, size):
+    """Say whether a panel has an entry in the column of one of r rows, and no more."""
+    return back + 1 == size or np.int64(at.columns[begin + back + 1]) >= row + r
+
+
+@simd.device
+def _subtract_row(at, row, begin, back, size, data, base, lu, slot, watched, seen, zero):
+    """Subtract the multiple of a single row of U from the one row that takes one."""
+    i, left = np.int64(at.columns[begin + back]) - row, simd.entry(data, lu + back, zero)
+    if not at.definite:
+        value = left
+        left = value * simd.entry(data, lu, zero)
+        terms = simd.entry(watched, seen + PIVOT + i, zero)
+        terms = simd.fma(simd.absolute(value), simd.absolute(left), terms)
+        simd.set_entry(watched, seen + PIVOT + i, terms)
+    columns = simd.advance(at.columns, begin + back)
+    _add_row(zero - left, data, base + i, lu + back, 1, columns, size - back, slot, zero)
+
+
+@simd.device
+def _mirror(at, row, r, begin, back, size, data, lu, n, multiples, watched, seen, zero):
+    """Write what L of a symmetric matrix has in r rows and the columns of a panel: U's entries, transposed.
+
+    Return the first row with any, and the one behind the last.
+    """
+    low, high = r, 0
     for i in range(r * n):
         simd.set_entry(multiples, i, zero)
     for c in range(back, size):
         i = np.int64(at.columns[begin + c]) - row
         if i >= r:
             break
-        for j in range(n):
-            simd.set_entry(multiples, j * r + i, simd.entry(data, lu + c * n + j, zero))
+        low, high = min(low, i), i + 1
+        if at.definite:
+            for j in range(n):
+                simd.set_entry(multiples, j * r + i, simd.entry(data, lu + c * n + j, zero))
+        else:
+            terms = simd.entry(watched, seen + PIVOT + i, zero)
+            for j in range(n):
+                value = simd.entry(data, lu + c * n + j, zero)
+                left = value * simd.entry(data, lu + j * n + j, zero)
+                terms = simd.fma(simd.absolute(value), simd.absolute(left), terms)
+                simd.set_entry(multiples, j * r + i, left)
+            simd.set_entry(watched, seen + PIVOT + i, terms)
+    return low, high
 
 
 @simd.device
@@ -392,6 +484,40 @@ def _finish_half(at, p, data, watched, seen, zero, one):
 
 
 @simd.device
+def _finish_signed(at, p, data, watched, seen, shift, zero, one):
+    """Eliminate within a panel of a symmetric matrix whose pivots have signs; return its growth, its loss, and NaN
+    where these may miss one.
+
+    With G = |U|ᵀ |D⁻¹| |U|, terms of an entry (i, j) are at most √(G[i, i] G[j, j]): those of pivots bound all others.
+    """
+    row, square, growth, loss, sick = np.int64(at.first[p]), at.base[p], zero, zero, zero
+    r, size = np.int64(at.first[p + 1]) - row, at.column_ptr[p + 1] - at.column_ptr[p]
+    shifts, least = shift
+    for i in range(r):
+        terms, norm = simd.entry(watched, seen + PIVOT + i, zero), simd.entry(watched, seen + NORM + i, zero)
+        for k in range(i):
+            value = simd.entry(data, square + i * r + k, zero)
+            left = value * simd.entry(data, square + k * r + k, zero)
+            terms = simd.fma(simd.absolute(value), simd.absolute(left), terms)
+            for c in range(i, size):
+                x, u = simd.entry(data, square + c * r + i, zero), simd.entry(data, square + c * r + k, zero)
+                simd.set_entry(data, square + c * r + i, simd.fma(zero - left, u, x))
+        pivot, sign = simd.entry(data, square + i * r + i, zero), at.signs[row + i]
+        size_of = simd.absolute(pivot) if sign == 0 else (pivot if sign > 0 else zero - pivot)
+        enough = simd.maximum(size_of, norm * least)
+        moved = enough - size_of  # away from 0, towards the sign
+        moved = simd.copysign(moved, pivot) if sign == 0 else (moved if sign > 0 else zero - moved)
+        enough = simd.copysign(enough, pivot) if sign == 0 else (enough if sign > 0 else zero - enough)
+        inverse = one / enough
+        simd.set_entry(shifts, row + i, moved)
+        simd.set_entry(data, square + i * r + i, inverse)
+        growth = simd.maximum(terms / norm, growth)
+        loss = simd.maximum(terms * simd.absolute(inverse), loss)
+        sick = simd.fma(norm, zero, simd.fma(pivot, zero, simd.fma(inverse, zero, sick)))
+    return growth, loss, sick
+
+
+@simd.device
 def _raise(watched, i, value, zero):
     simd.set_entry(watched, i, simd.maximum(value, simd.entry(watched, i, zero)))
 
@@ -410,8 +536,10 @@ def _divide(data, left, r, square, n, zero):
 
 
 @simd.device
-def _subtract(source, left, data, base, r, right, n, columns, count, slot, zero, single):
+def _subtract(source, left, data, base, r, right, n, columns, count, slot, first, end, zero, single):
     """``A[P, c] -= L[P, Q] U[Q, c]`` for all columns c of U in Q, in order of Q's rows; two rows of P at a time.
+
+    L[P, Q] has entries in rows from `first` to before `end`.
 
     Four rows of one matrix make a vector.
     """
@@ -420,9 +548,9 @@ def _subtract(source, left, data, base, r, right, n, columns, count, slot, zero,
         return
     for low in range(0, count, CHUNK):
         few, some = min(CHUNK, count - low), simd.advance(columns, low)
-        i = 0
-        while i < r:
-            two, k = i + 2 <= r, 0
+        i = first
+        while i < end:
+            two, k = i + 2 <= end, 0
             while k < n:
                 at, l, u = base + i, left + k * r + i, right + low * n + k
                 if k + 4 <= n:
@@ -533,7 +661,11 @@ def _one_by_two(source, data, base, r, left, right, n, columns, count, slot, zer
 
 @simd.device
 def _one_by_one(source, data, base, left, right, n, columns, count, slot, zero):
-    a = zero - simd.entry(source, left, zero)
+    _add_row(zero - simd.entry(source, left, zero), data, base, right, n, columns, count, slot, zero)
+
+
+@simd.device
+def _add_row(a, data, base, right, n, columns, count, slot, zero):
     for c in range(count):
         at = base + slot[columns[c]]
         simd.set_entry(data, at, simd.fma(a, simd.entry(data, right + n * c, zero), simd.entry(data, at, zero)))
@@ -544,15 +676,15 @@ def _one_by_one(source, data, base, left, right, n, columns, count, slot, zero):
 
 @numba.njit(**SERIAL)
 def _solve(team, blocks, *args):
-    in_parts(_solve_part, team, blocks, (Panels(*args[:FIELDS]), *args[FIELDS:]))
+    in_parts(_solve_part, team, blocks, args)
 
 
 @numba.njit(**INNER_SERIAL)
-def _solve_part(part, panels, data, size, shared, b, x, batch, transposed):
-    at, count, n, lu = _pointers(panels), len(panels.own), len(panels.rows), simd.pointer(data)
-    given, result, lanes = simd.pointer(b), simd.pointer(x), simd.lanes(lu)
-    room = np.empty(n * lanes, b.dtype)
-    y, zero, none = simd.pointer(room), b.dtype.type(0), simd.zeros(lu)
+def _solve_part(part, table, data, size, shared, b, x, batch, transposed):
+    (at, count, n), lu = _pointers(table), simd.pointer(data)
+    given, result, lanes = simd.pointer(b), simd.pointer(x), LINE // data.itemsize
+    room = np.empty((n + PANEL) * lanes, b.dtype)
+    y, zero, none = simd.pointer(room), b.dtype.type(0), simd.zeros_of(lu, LINE)
     if batch == 1:
         _substitute(at, count, n, lu, zero, given, result, batch, 0, y, zero, transposed)
     elif shared:
@@ -571,14 +703,14 @@ def _substitute(at, count, n, data, like, b, x, batch, s, y, zero, transposed):
         simd.set_entry(y, i, simd.samples(b, np.int64(into[i]) * batch + s, batch - s, zero))
     for p in range(count):
         if transposed or at.half:
-            _upper(at, p, data, like, y, zero, True)
+            _upper(at, p, data, like, y, n, zero, True)
         else:
             _lower(at, p, data, like, y, zero, False)
     for p in range(count - 1, -1, -1):
         if transposed and not at.half:
             _lower(at, p, data, like, y, zero, True)
         else:
-            _upper(at, p, data, like, y, zero, False)
+            _upper(at, p, data, like, y, n, zero, False)
     for i in range(n):
         simd.set_samples(x, np.int64(out[i]) * batch + s, simd.entry(y, i, zero), batch - s)
 
@@ -607,8 +739,8 @@ def _lower(at, p, data, like, y, zero, transposed):
 
 
 @simd.device
-def _upper(at, p, data, like, y, zero, transposed):
-    """The rows of one panel of U, or its columns of Uᵀ."""
+def _upper(at, p, data, like, y, n, zero, transposed):
+    """The rows of one panel of U, or its columns of Uᵀ; of D⁻¹ factors the rows of D⁻¹ U. `y` has room behind n."""
     row, base, own = np.int64(at.first[p]), at.base[p], np.int64(at.own[p])
     r, begin = np.int64(at.first[p + 1]) - row, at.column_ptr[p] + own
     square, tail = base + own * r, base + (own + r) * r
@@ -622,13 +754,19 @@ def _upper(at, p, data, like, y, zero, transposed):
             simd.set_entry(y, row + i, value * simd.entry(data, square + i * r + i, like))
         _scatter(data, tail, r, columns, count, like, y, row, zero)
     else:
-        _collect(data, tail, r, columns, count, like, y, row, zero)
+        signed = at.half and not at.definite
+        into = n if signed else row
+        for i in range(r if signed else 0):
+            simd.set_entry(y, n + i, zero)
+        _collect(data, tail, r, columns, count, like, y, into, zero)
         for i in range(r - 1, -1, -1):
-            value = simd.entry(y, row + i, zero)
+            value = simd.entry(y, into + i, zero)
             for k in range(i + 1, r):
                 right = simd.entry(data, square + k * r + i, like)
                 value = simd.fma(right, zero - simd.entry(y, row + k, zero), value)
-            simd.set_entry(y, row + i, value * simd.entry(data, square + i * r + i, like))
+            inverse = simd.entry(data, square + i * r + i, like)
+            before = simd.entry(y, row + i, zero)
+            simd.set_entry(y, row + i, simd.fma(value, inverse, before) if signed else value * inverse)
 
 
 @simd.device
