@@ -33,6 +33,7 @@ from sparsebp.core.check import check_flag
 from sparsebp.core.errors import DTypeError, MissingDependencyError, OptionError, ShapeError
 from sparsebp.patterns.pattern import values_on
 from sparsebp.products import FactorPlan, ProductPlan
+from sparsebp.products.factor import Trans, solve_columns
 from sparsebp.products.product import OPERANDS, Role
 from sparsebp.scan import linear_recurrence as recurrence_of_arrays
 
@@ -92,7 +93,7 @@ def product(plan: ProductPlan, a_values: Any, b_values: Any) -> jax.Array:
     if plan.strategy == "identity":
         raise OptionError("An identity has no values", expected="patterns whose values count",
                           got=f"{plan.a} @ {plan.b}", remedy="Use SparsityPattern.diagonal(n) for values")  # fmt: skip
-    a, b = _arrays(a_values=values_on(plan.a, a_values), b_values=values_on(plan.b, b_values))
+    a, b = _arrays(_NUMBERS, a_values=values_on(plan.a, a_values), b_values=values_on(plan.b, b_values))
     _check_values("a_values", a, plan.a.nnz)
     _check_values("b_values", b, plan.b.nnz)
     if a.ndim == b.ndim == 2 and a.shape[1] != b.shape[1]:
@@ -180,7 +181,7 @@ def solve(plan: FactorPlan, values: Any, b: Any, transposed: bool = False) -> ja
     given, values = values, values_on(plan.pattern, values)
     if values is not given:
         plan.check_symmetric(values)
-    values, b = _arrays(values=values, b=b)
+    values, b = _arrays(_NUMBERS, values=values, b=b)
     _check_values("values", values, plan.pattern.nnz)
     n = plan.pattern.shape[0]
     if b.ndim not in (1, 2) or b.shape[0] != n or (values.ndim == b.ndim == 2 and b.shape[1] != values.shape[1]):
@@ -189,7 +190,9 @@ def solve(plan: FactorPlan, values: Any, b: Any, transposed: bool = False) -> ja
 
     def one(values: jax.Array, b: jax.Array) -> jax.Array:
         factors = _on_host(_factors_of_arrays, (plan,), (plan.fill,), lax.stop_gradient(values))
-        values = values if plan.kind == "lu" else values[plan.read]
+        if plan.kind != "lu":
+            values = values[plan.read]
+            values = jnp.where(plan.across, values.conj(), values) if jnp.iscomplexobj(values) else values
         return _solve(plan, transposed, values, factors, b)
 
     return _by_column(one, values, b)
@@ -221,7 +224,7 @@ _solve.defvjp(_solve_forward, _solve_backward)
 
 def _factors_of_arrays(plan: FactorPlan, values: np.ndarray) -> np.ndarray:
     """Return L and U, a row for each matrix; the kernels hold a few matrices side by side."""
-    data = plan(_columns(values, values.shape[:-1]))._data
+    data = kernels.on_host().factor.by_sample(plan(_columns(values, values.shape[:-1]))._data)
     rows = data.swapaxes(1, 2).reshape(data.shape[0] * data.shape[2], plan.fill)
     return rows[: math.prod(values.shape[:-1])].reshape(*values.shape[:-1], plan.fill)
 
@@ -229,6 +232,7 @@ def _factors_of_arrays(plan: FactorPlan, values: np.ndarray) -> np.ndarray:
 def _solve_of_arrays(plan: FactorPlan, transposed: bool, factors: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Solve with the matrices that the factors' axes before the last count, and all right-hand sides of each."""
     kernel, own, n = kernels.on_host().factor, factors.shape[:-1], b.shape[-1]
+    trans: Trans = "T" if transposed else "N"
     mapped = np.broadcast_shapes(own, b.shape[:-1])
     order = sorted(range(len(mapped)), key=lambda axis: own[axis] == 1)  # those of the matrices come first
     matrices = math.prod(own)
@@ -237,19 +241,15 @@ def _solve_of_arrays(plan: FactorPlan, transposed: bool, factors: np.ndarray, b:
     x = np.empty_like(right)
     if x.size and matrices == 1:
         column = np.ascontiguousarray(right[0].T)
-        out = np.empty_like(column)
-        kernel.solve(plan.table, factors.reshape(1, plan.fill, 1), column, out, transposed)
-        x[0] = out.T
+        x[0] = solve_columns(plan, factors.reshape(1, plan.fill, 1), column, trans).T
     elif x.size:
         lanes = kernel.width(matrices, factors.dtype)
         rows = np.zeros((-(-matrices // lanes) * lanes, plan.fill), factors.dtype)
         rows[:matrices] = factors.reshape(matrices, plan.fill)
-        data = np.ascontiguousarray(rows.reshape(-1, lanes, plan.fill).swapaxes(1, 2))
+        data = kernel.side_by_side(rows.reshape(-1, lanes, plan.fill).swapaxes(1, 2))
         for number in range(right.shape[1]):
             column = np.ascontiguousarray(right[:, number].T)
-            out = np.empty_like(column)
-            kernel.solve(plan.table, data, column, out, transposed)
-            x[:, number] = out.T
+            x[:, number] = solve_columns(plan, data, column, trans).T
     return x.reshape(shape).transpose(*np.argsort(order), len(mapped))
 
 
@@ -291,7 +291,7 @@ def linear_recurrence(a: Any, b: Any, h0: Any = None, *, reverse: bool = False) 
     """
     reverse = check_flag("reverse", reverse)
     given = {"a": a, "b": b} | ({} if h0 is None else {"h0": h0})
-    a, b, *start = _arrays(dtypes=("float32", "float64", "complex64", "complex128"), **given)
+    a, b, *start = _arrays(_NUMBERS, **given)
     if b.ndim != 3:
         raise ShapeError("b has the wrong shape", expected="(T, B, H)", got=b.shape)
     if a.ndim != 3 or any(size not in (1, full) for size, full in zip(a.shape, b.shape, strict=True)):
@@ -398,6 +398,9 @@ def _check_plan(plan: Any, kind: type, maker: str) -> None:
 def _check_values(name: str, values: jax.Array, nnz: int) -> None:
     if values.ndim not in (1, 2) or values.shape[0] != nnz:
         raise ShapeError(f"{name} does not fit the pattern", expected=f"({nnz},) or ({nnz}, B)", got=values.shape)
+
+
+_NUMBERS = ("float32", "float64", "complex64", "complex128")
 
 
 def _arrays(dtypes: tuple[str, ...] = ("float32", "float64"), **given: Any) -> list[jax.Array]:

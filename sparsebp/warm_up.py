@@ -195,9 +195,10 @@ def _pattern(mask: np.ndarray) -> SparsityPattern:
 def _factors(dtype: np.dtype) -> None:
     plan = plan_factor(SparsityPattern.diagonal(3))
     plan_factor(SparsityPattern([0, 2, 3], [0, 1, 0], (2, 2)), np.ones(3))  # not symmetric: from all entries
-    for shape in ((3,), (3, _SAMPLES)):
-        factors, b = plan(np.ones(shape, dtype)), np.ones((3, _SAMPLES), dtype)
-        factors.refine(b, factors.solve(b))
+    for kind in (dtype, np.result_type(dtype, np.complex64)):
+        for shape in ((3,), (3, _SAMPLES)):
+            factors, b = plan(np.ones(shape, kind)), np.ones((3, _SAMPLES), kind)
+            factors.refine(b, factors.solve(b))
 
 
 def _dense_products(dtype: np.dtype) -> None:

@@ -20,6 +20,7 @@ from sparsebp.core.check import Array
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, MissingDependencyError, ShapeError
 
 FLOAT_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+COMPLEX_DTYPES: tuple[Any, ...] = (np.dtype(np.complex64), np.dtype(np.complex128))
 INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
 
 
@@ -258,6 +259,18 @@ def float_dtype(dtype: Any) -> np.dtype:
     if resolved not in FLOAT_DTYPES:
         raise DTypeError("Unsupported dtype", expected="float32 or float64", got=resolved)
     return resolved
+
+
+def number_dtype(dtype: Any) -> np.dtype:
+    """Return a real or complex dtype of floats; DTypeError for any other."""
+    if dtype in COMPLEX_DTYPES or dtype in FLOAT_DTYPES:
+        return np.dtype(dtype)
+    raise DTypeError("Unsupported dtype", expected="float32 or float64, complex64 or complex128", got=dtype)
+
+
+def real_dtype(dtype: Any) -> np.dtype:
+    """Return the dtype of the real parts of numbers."""
+    return np.finfo(dtype).dtype
 
 
 def exact_floats(name: str, integers: np.ndarray, dtype: Any) -> np.ndarray:

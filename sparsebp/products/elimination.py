@@ -92,11 +92,18 @@ def lay_out(
         left=left, back=back, entry_ptr=entry_ptr, source=source, target=target, column=column, rows=rows, order=order,
         signs=np.zeros(0, np.int8), half=half, definite=half,
     )  # fmt: skip
+    panels = panels._replace(source=across(pattern, panels, source)) if half else panels
     rest = np.diff(column_ptr) - own - sizes
     later = np.diff(column_ptr)[left] - back if half else rest[left] + sizes[left] / 2
     of_left = np.repeat(sizes, np.diff(left_ptr))
     work = int((of_left * sizes[left] * later).sum() + (sizes**2 * rest / 2).sum())
     return int(base[-1]), 2 * work, panels
+
+
+def across(pattern: SparsityPattern, panels: Any, source: np.ndarray) -> np.ndarray:
+    """Return the numbers of entries, -1 - q of those whose row is the column of the entry that is meant."""
+    row = np.repeat(panels.rows, np.diff(panels.entry_ptr))
+    return np.where(pattern.row_of_entry[source] == row, source, -1 - source)
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -31,7 +31,7 @@ from sparsebp.core.errors import (
 )
 from sparsebp.core.locks import cached_property
 from sparsebp.patterns.pattern import SparsityPattern, frozen, not_finite, structure_of
-from sparsebp.products.elimination import lay_out, ranges, running
+from sparsebp.products.elimination import across, lay_out, ranges, running
 from sparsebp.products.ordering import (
     INDEPENDENT,
     Order,
@@ -65,15 +65,15 @@ def plan_factor(
     pattern
         A square pattern; or a sparse matrix of SciPy, whose values are `values` for LU factors where none are given.
     values
-        (nnz,) of float32 or float64 of NumPy, or a sparse matrix on the pattern: a matrix whose pivots are
-        representative. Rows are exchanged as partial pivoting does for it. With a pattern and None, pivots stay on the
-        diagonal: for matrices that are diagonally dominant or positive definite, say.
+        (nnz,) of float32, float64, complex64 or complex128 of NumPy, or a sparse matrix on the pattern: a matrix whose
+        pivots are representative. Rows are exchanged as partial pivoting does for it. With a pattern and None, pivots
+        stay on the diagonal: for matrices that are diagonally dominant or positive definite, say.
     kind
         ``"lu"``, or ``"cholesky"`` for symmetric positive definite matrices, on a symmetric pattern and without
         `values`: half of the memory and of the operations. Values above the diagonal are read, and taken for those
         below. Or ``"ldlt"`` for symmetric matrices whose pivots on the diagonal are not 0 in any order, as in
         quasi-definite ones [[H, Aᵀ], [A, -G]], H and G positive definite: as Cholesky factors, on a symmetric pattern
-        or on one triangle of it.
+        or on one triangle of it. Complex matrices of both are Hermitian.
     order
         How rows and columns are ordered before pivots are chosen: ``"minimum_degree"``; ``"nested_dissection"`` by
         METIS, which fills less on three-dimensional grids, if the package `pymetis` is installed; ``"natural"``; or a
@@ -134,7 +134,7 @@ def plan_factor(
                                remedy="Pass values=, from which pivots are chosen")  # fmt: skip
     else:
         _check_on_host("values", values)
-        backend.float_dtype(values.dtype)
+        backend.number_dtype(values.dtype)
         backend.check_array("values", values, shape=(pattern.nnz,))
         if wrong := not_finite(pattern, values):
             raise PivotError("values are not finite", expected="finite numbers", got=wrong)
@@ -194,8 +194,10 @@ def _plan_ldlt(pattern: SparsityPattern, order: Any, signs: Any, regularize: flo
         regularize = check_number("regularize", regularize, 0, 1) or None
     full, read = _both_triangles(pattern)
     plan = _plan_diagonal(full, order, half=True)
+    source = plan.panels.source
     panels = plan.panels._replace(
-        source=read[plan.panels.source], signs=signs.astype(np.int8)[plan.rows], definite=False
+        source=across(pattern, plan.panels, read[np.maximum(source, -1 - source)]),
+        signs=signs.astype(np.int8)[plan.rows], definite=False,
     )  # fmt: skip
     return replace(plan, pattern=pattern, panels=panels, regularize=regularize)
 
@@ -281,24 +283,39 @@ class FactorPlan:
         """The entry whose value counts in each place of `whole`; symmetric matrices' is on the diagonal or above."""
         return self._whole[1]
 
+    @cached_property
+    def across(self) -> np.ndarray:
+        """Where `read` is on the other side of the diagonal: Hermitian matrices have its complex conjugate there."""
+        found: np.ndarray = self.pattern.row_of_entry[self.read] != self.whole.row_of_entry
+        return found
+
+    def whole_values(self, values: Array) -> Array:
+        """Return the values on `whole` of matrices on the pattern, (nnz, …)."""
+        found = values if self.kind == "lu" else values[self.read]
+        if found.dtype.kind == "c" and self.kind != "lu":
+            np.conjugate(found, out=found, where=self.across.reshape(-1, *[1] * (found.ndim - 1)))
+        return found
+
     def check_symmetric(self, values: Array) -> None:
-        """Check that a matrix given as such is symmetric if its kind is: (nnz,), or (nnz, B)."""
+        """Check that a matrix given as such is symmetric, or Hermitian, if its kind is: (nnz,), or (nnz, B)."""
         if self.kind == "lu" or self.whole is not self.pattern:
             return
         pattern, wide = self.pattern, _as_columns(values)
         if self.kind == "cholesky":
             largest = abs(wide[pattern.row_of_entry == pattern.indices])
         else:
-            largest = np.zeros((pattern.shape[0], wide.shape[1]), abs(wide[:0]).dtype)
+            largest = np.zeros((pattern.shape[0], wide.shape[1]), backend.real_dtype(wide.dtype))
             np.maximum.at(largest, pattern.row_of_entry, abs(wide))
         size = largest[pattern.row_of_entry] ** 0.5 * largest[pattern.indices] ** 0.5
-        apart = abs(wide - wide[pattern.transpose_permutation]) > np.finfo(wide.dtype).eps ** 0.5 * size
+        apart = abs(wide - wide[pattern.transpose_permutation].conj()) > np.finfo(wide.dtype).eps ** 0.5 * size
         for entry in np.flatnonzero(apart.any(axis=1))[:1]:
             values = wide[[entry, pattern.transpose_permutation[entry]], np.argmax(apart[entry])]
             got = (
                 f"{values[0]} in row {pattern.row_of_entry[entry]}, column {pattern.indices[entry]}, {values[1]} across"
             )
-            raise PivotError("The matrix is not symmetric", expected="equal values across the diagonal", got=got,
+            complex_ = wide.dtype.kind == "c"
+            raise PivotError(f"The matrix is not {'Hermitian' if complex_ else 'symmetric'}", got=got,
+                             expected=f"{'conjugate' if complex_ else 'equal'} values across the diagonal",
                              remedy='Store both triangles, or pass kind="lu"')  # fmt: skip
 
     @cached_property
@@ -326,7 +343,8 @@ class FactorPlan:
         Parameters
         ----------
         values
-            (nnz,) or (nnz, B) values on the pattern, float32 or float64, C-contiguous, of NumPy. Or a sparse matrix
+            (nnz,) or (nnz, B) values on the pattern, float32, float64, complex64 or complex128, C-contiguous, of NumPy.
+            Symmetric kinds take complex matrices as Hermitian ones. Or a sparse matrix
             whose entries lie on the pattern, in any order: see `SparsityPattern.values_of`; integers count as float64,
             and on a symmetric pattern for Cholesky or LDLᵀ factors both triangles are stored.
         out
@@ -357,23 +375,26 @@ class FactorPlan:
         if values is not given:
             self.check_symmetric(values)
         _check_on_host("values", values)
-        _check_values("values", values, self.pattern.nnz)
+        _check_values("values", values, self.pattern.nnz, backend.number_dtype)
+        if values.dtype.kind == "c" and self.kind != "lu":
+            self._check_real_diagonal(values)
         wide, factor = _as_columns(values), kernels.on_host().factor
         batch = wide.shape[1]
         lanes = factor.width(batch, values.dtype)
-        blocks = -(-batch // lanes)
+        blocks, real = -(-batch // lanes), backend.real_dtype(values.dtype)
         if out is None:
             with within_memory(
                 f"{batch} factors of {self.fill} values each do not fit in memory", "Use smaller batches"
             ):
                 out = Factors(self, None if values.ndim == 1 else batch, *(
-                    host_pool.empty(np, (blocks, size, lanes), values.dtype)
-                    for size in (self.pattern.nnz, self.fill, len(self.panels.signs))
+                    host_pool.empty(np, (blocks, size, lanes), dtype) for size, dtype in (
+                        (self.pattern.nnz, values.dtype), (self.fill, values.dtype), (len(self.panels.signs), real)
+                    )
                 ))  # fmt: skip
         elif not (isinstance(out, Factors) and out.fits(self, values)):
             wanted = f"factors of this plan for values {values.shape}, {values.dtype}"
             raise OptionError("out is not such factors", expected=wanted, got=repr(out))
-        out._usable, (growth, loss) = False, np.zeros((2, batch), values.dtype)
+        out._usable, (growth, loss) = False, np.zeros((2, batch), real)
         if self.pattern.shape[0] and batch:
             arrays = wide, out._values, out._data, growth, loss, out._shifts
             factor.factorise(self.table, self.flops // 2, *arrays, self.regularize or 0)
@@ -385,11 +406,24 @@ class FactorPlan:
     def _limits(self) -> dict[np.dtype, tuple[float, float]]:
         """The largest `loss` and `growth` of a matrix that is not refused."""
         found: dict[np.dtype, tuple[float, float]] = {}
-        for dtype in backend.FLOAT_DTYPES:
+        for dtype in backend.FLOAT_DTYPES + backend.COMPLEX_DTYPES:
             eps, largest = float(np.finfo(dtype).eps), float(np.finfo(dtype).max)
             limits = 1 / (4 * eps * max(self.pattern.shape[0], 1) ** 0.5), eps**-0.5
             found[dtype] = limits if self.regularize is None else (largest, 1 / (4 * eps))
         return found
+
+    def _check_real_diagonal(self, values: Array) -> None:
+        """Refuse samples whose diagonal is that of no Hermitian matrix."""
+        at = np.flatnonzero(self.pattern.row_of_entry == self.pattern.indices)
+        diagonal = _as_columns(values)[at]
+        wrong = abs(diagonal.imag) > np.finfo(values.dtype).eps ** 0.5 * abs(diagonal)
+        if wrong.any():
+            bad = np.flatnonzero(wrong.any(axis=0))
+            row = np.argmax(wrong[:, bad[0]])
+            where = f", in sample {bad[0]}" if values.ndim == 2 else ""
+            raise PivotError("The matrix is not Hermitian", expected="real numbers on the diagonal",
+                             got=f"{diagonal[row, bad[0]]} in row {row}{where}", remedy='Pass kind="lu"',
+                             samples=map(int, bad) if values.ndim == 2 else ())  # fmt: skip
 
     def _check_pivots(self, values: Array, data: Array, growth: Array, loss: Array) -> None:
         """Refuse samples of which no digit, or less than half of them, would be right."""
@@ -403,19 +437,21 @@ class FactorPlan:
             which, again = f"{len(bad)} of {len(loss)} matrices", f"values[:, {bad[0]}].copy()"
             where = ", in samples " + ", ".join(map(str, bad[:NAMED])) + (", …" if len(bad) > NAMED else "")
         samples, pattern = map(int, bad) if batched else (), self.whole
-        first = (values[:, bad[0]] if batched else values)[self.read]
+        first = self.whole_values(values[:, bad[0]] if batched else values)
         if wrong := not_finite(pattern, first, where):
             definite = f", so {INDEFINITE}" if kind == "cholesky" else ""
             raise PivotError(f"{which} cannot be factorised: not finite{definite}", expected="finite numbers",
                              got=wrong, samples=samples)  # fmt: skip
-        inverse = data[bad[0] // data.shape[2], self._pivot_places, bad[0] % data.shape[2]]
+        block, lane = divmod(bad[0], data.shape[2])
+        block = kernels.on_host().factor.by_sample(data[block : block + 1])
+        inverse = abs(block[0, self._pivot_places, lane])
         with np.errstate(over="ignore", invalid="ignore"):
             if kind == "cholesky":
-                lost = first[pattern.row_of_entry == pattern.indices][self.rows] * inverse * inverse
+                lost = first.real[pattern.row_of_entry == pattern.indices][self.rows] * inverse * inverse
             else:
-                largest = np.zeros(len(self.rows), first.dtype)
+                largest = np.zeros(len(self.rows), inverse.dtype)
                 np.maximum.at(largest, pattern.row_of_entry, abs(first))
-                lost = largest[self.rows] * abs(inverse)
+                lost = largest[self.rows] * inverse
         worst = np.flatnonzero(~(lost <= most_loss))[:1]
         if kind == "cholesky":
             raise PivotError(
@@ -475,7 +511,7 @@ class Factors:
     batch : int or None
         B, or None for one matrix.
     dtype : numpy.dtype
-        float32 or float64.
+        float32, float64, complex64 or complex128.
     growth : numpy.ndarray
         How much larger entries of L U are than those of the matrix, the largest of all rows: () or (B,). Rounding
         changes the matrix by about this many times the machine precision. Of LDLᵀ factors entries of |L| |D| |L|ᵀ on
@@ -502,7 +538,7 @@ class Factors:
         """What was added to the diagonal, (n,) or (n, B): zeros but for LDLᵀ factors with `regularize`."""
         if self.plan.kind != "ldlt":
             return np.zeros(self.plan.pattern.shape[:1] if self.batch is None else (len(self.plan.rows), self.batch),
-                            self.dtype)  # fmt: skip
+                            backend.real_dtype(self.dtype))  # fmt: skip
         found = self._unblocked(self._shifts)
         shifts = np.empty_like(found)
         shifts[self.plan.rows] = found
@@ -511,7 +547,7 @@ class Factors:
     def _unblocked(self, blocked: Array) -> Array:
         """Return (blocks, size, lanes) as (size,) or (size, B): a copy."""
         blocks, size, lanes = blocked.shape
-        wide = blocked.swapaxes(0, 1).reshape(size, blocks * lanes)
+        wide = kernels.on_host().factor.by_sample(blocked).swapaxes(0, 1).reshape(size, blocks * lanes)
         return wide[:, 0].copy() if self.batch is None else wide[:, : self.batch].copy()
 
     def solve(self, b: Array, trans: Trans = "N", *, transposed: bool = False) -> Array:
@@ -544,11 +580,11 @@ class Factors:
         StaleError
             A call with these factors as its `out` has failed.
         """
-        transposed, b = _check_trans(trans, transposed), self._right_hand_side(b)
-        return self._solve(self._as_columns(b), transposed).reshape(self._shape(b))
+        trans, b = _check_trans(trans, transposed), self._right_hand_side(b)
+        return self._solve(self._as_columns(b), trans).reshape(self._shape(b))
 
     def refine(self, b: Array, x: Array, trans: Trans = "N", *, steps: int = 1, transposed: bool = False) -> Array:
-        """Improve a solution by iterative refinement, with residuals in float64; x is not changed.
+        """Improve a solution by iterative refinement, with residuals in double precision; x is not changed.
 
         Each step solves for the residual: ``x + solve(b - A x)`` (N. Higham, "Accuracy and Stability of Numerical
         Algorithms", 2nd ed., SIAM 2002, chapter 12).
@@ -567,20 +603,19 @@ class Factors:
         numpy.ndarray
             The new x.
         """
-        transposed, steps = _check_trans(trans, transposed), check_integer("steps", steps, 1)
+        trans, steps = _check_trans(trans, transposed), check_integer("steps", steps, 1)
         b, dtype, pattern = self._right_hand_side(b), self.dtype, self.plan.whole
         _check_on_host("x", x)
         backend.check_array("x", x, dtype=dtype, shape=self._shape(b))
-        wide = self._as_columns(b)
-        values = -_as_columns(self.values).astype(np.float64)[self.plan.read]
-        if transposed:
+        wide, double = self._as_columns(b), np.result_type(dtype, np.float64)
+        values = -self.plan.whole_values(_as_columns(self.values)).astype(double)
+        if trans != "N":
             pattern, values = pattern.T, np.ascontiguousarray(values[pattern.transpose_permutation])
-        double, found = wide.astype(np.float64), np.array(x).reshape(wide.shape)
-        residual = np.empty_like(double)
-        multiply = kernels.get(np).csr_matvec
+        values = values.conj() if trans == "H" else values
+        right, found = wide.astype(double), np.array(x).reshape(wide.shape)
         for _ in range(steps if found.size else 0):
-            multiply(pattern.indptr, pattern.indices, values, found.astype(np.float64), residual, double)
-            found += self._solve(residual.astype(dtype), transposed)
+            residual = _product_with(pattern, values, found.astype(double), right)
+            found += self._solve(residual.astype(dtype), trans)
         return found.reshape(x.shape)
 
     def triangles(self) -> tuple[Any, Any]:
@@ -598,11 +633,8 @@ class Factors:
         lower, upper = (coo_array((values[some], (rows[some], columns[some])), (n, n)).tocsr() for some in (low, ~low))
         return lower + eye_array(n, dtype=self.dtype, format="csr"), upper
 
-    def _solve(self, wide: Array, transposed: bool) -> Array:
-        x = np.empty_like(wide)
-        if x.size:
-            kernels.on_host().factor.solve(self.plan.table, self._data, wide, x, transposed)
-        return x
+    def _solve(self, wide: Array, trans: Trans) -> Array:
+        return solve_columns(self.plan, self._data, wide, trans)
 
     def _right_hand_side(self, b: Any) -> Array:
         """Check b and return it as a C-contiguous array of the factors' dtype."""
@@ -633,10 +665,39 @@ class Factors:
         return f"Factors({count} on {self.plan.pattern}, {self.dtype})"
 
 
-def _check_trans(trans: Trans, transposed: bool) -> bool:
-    """Return whether to solve with the transposed matrix."""
+def solve_columns(plan: FactorPlan, data: Array, b: Array, trans: Trans) -> Array:
+    """Return the solutions for the factors' values; b is (n, K), C-contiguous. As in `Factors.solve`."""
+    conjugated = b.dtype.kind == "c" and trans == ("H" if plan.kind == "lu" else "T")  # of what kernels solve with
+    b = b.conj() if conjugated else b
+    x = np.empty_like(b)
+    if x.size:
+        kernels.on_host().factor.solve(plan.table, data, b, x, trans != "N")
+    return np.conjugate(x, out=x) if conjugated else x
+
+
+def _product_with(pattern: SparsityPattern, values: Array, x: Array, add: Array) -> Array:
+    """Return ``add + A x``; of complex ones by real products."""
+
+    def real(a: Array, x: Array, add: Array) -> Array:
+        out = np.empty_like(add)
+        kernels.get(np).csr_matvec(pattern.indptr, pattern.indices, a, x, out, add)
+        return out
+
+    if values.dtype.kind != "c":
+        return real(values, x, add)
+    a, x, out = (tuple(map(np.ascontiguousarray, (v.real, v.imag))) for v in (values, x, add))
+    found = np.empty_like(add)
+    found.real = real(-a[1], x[1], real(a[0], x[0], out[0]))
+    found.imag = real(a[1], x[0], real(a[0], x[1], out[1]))
+    return found
+
+
+def _check_trans(trans: Trans, transposed: bool) -> Trans:
+    """Return which matrix to solve with."""
     check_choice("trans", trans, ("N", "T", "H"))
-    return check_flag("transposed", transposed) or trans != "N"
+    if check_flag("transposed", transposed) and trans != "N":
+        raise OptionError("trans and transposed are both given", expected="one of them", got=f"{trans!r} and True")
+    return "T" if transposed else trans
 
 
 def _check_on_host(name: str, array: Array) -> None:

@@ -48,7 +48,7 @@ def nearly_symmetric(pattern: SparsityPattern) -> bool:
 
 def order_pivots(pattern: SparsityPattern, values: Array, symmetric: bool, given: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the row and the column of every pivot that these values want; `given`: `check_order`'s."""
-    matrix = pattern.to_scipy(values.astype(np.float64))
+    matrix = pattern.to_scipy(values.astype(np.result_type(values, np.float64)))
     options: dict[str, Any] = {"permc_spec": "COLAMD", "diag_pivot_thresh": 1.0}
     if symmetric:
         options = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": THRESHOLD, "options": {"SymmetricMode": True}}
@@ -191,12 +191,12 @@ def why_singular(matrix: Any, eps: float) -> str:
 
     if missing := missing_pivot(matrix):
         return missing
-    matrix, n, rng = matrix.astype(np.float64), matrix.shape[0], np.random.default_rng(0)
+    matrix, n, rng = matrix.astype(np.result_type(matrix, np.float64)), matrix.shape[0], np.random.default_rng(0)
     matrix = diags_array(1 / abs(matrix).max(axis=1).toarray().ravel()) @ matrix
     for change in (0, 1e-7):  # an exactly singular matrix has no factors, a neighbour of it has
         nearby = matrix + diags_array(change * rng.random(n))
         try:
-            weights = scipys(splu)(nearby.tocsc()).solve(rng.standard_normal(n), trans="T")
+            weights = scipys(splu)(nearby.tocsc()).solve(rng.standard_normal(n).astype(matrix.dtype), trans="T")
         except RuntimeError:
             continue
         if change or abs(weights @ matrix).max() <= 10 * n * eps * abs(weights).max():

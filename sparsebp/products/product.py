@@ -7,7 +7,7 @@ sparse matrix with an entry outside the pattern.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import ModuleType
@@ -86,6 +86,8 @@ OPERANDS: dict[Role, tuple[Role, Role]] = {"c": ("a", "b"), "a": ("c", "b"), "b"
 class ProductGradients:
     """The backward pass of one product. Each operand's index is built at its first gradient.
 
+    Gradients of complex values are PyTorch's: with C = A B, that at A is the gradient at C times Bᴴ.
+
     Parameters
     ----------
     a, b, c
@@ -132,22 +134,27 @@ class ProductGradients:
         (left_name, left_data, left_on), (right_name, right_data, right_on) = left, right
         left_data, right_data = values_on(left_on, left_data), values_on(right_on, right_data)
         backend.namespace(**{left_name: left_data, right_name: right_data})
-        _check_values(left_name, left_data, left_on.nnz)
-        _check_values(right_name, right_data, right_on.nnz)
+        _check_values(left_name, left_data, left_on.nnz, backend.number_dtype)
+        _check_values(right_name, right_data, right_on.nnz, backend.number_dtype)
         batches = {data.shape[1] for data in (left_data, right_data) if data.ndim == 2}
         if len(batches) > 1 or left_data.dtype != right_data.dtype:
             error = ShapeError if len(batches) > 1 else DTypeError
             got = f"{left_name} {left_data.shape} {left_data.dtype}, {right_name} {right_data.shape} {right_data.dtype}"
             raise error("The values do not go together", expected="one dtype and one batch size", got=got)
+        if left_data.dtype.kind == "c":
+            left_data, right_data = (data if name == "c_data" else data.conj()
+                                     for name, data in ((left_name, left_data), (right_name, right_data)))  # fmt: skip
         return self.unchecked(operand, left_data, right_data)
 
     def unchecked(self, operand: Operand, left: Array, right: Array) -> Array:
-        """Return what `at_a` or `at_b` returns."""
+        """Return what `at_a` or `at_b` returns; complex values as they are, none of them conjugated."""
         xp = backend.namespace(left, right)
         out = xp.empty(((self._a if operand == "a" else self._b).nnz, *(left.shape[1:] or right.shape[1:])), left.dtype)
         if out.size:
             wide = _as_columns(left), _as_columns(right), _as_columns(out)
-            if self._dense:
+            if out.dtype.kind == "c":
+                _by_real_products(xp, lambda x, y: self.unchecked(operand, x, y), *wide)
+            elif self._dense:
                 self._multiply(xp, operand, *wide)
             else:
                 terms = (self._terms_of_a if operand == "a" else self._terms_of_b).on(xp)
@@ -284,8 +291,8 @@ class ProductPlan:
         ----------
         a_data, b_data
             Values on the patterns `a` and `b`: (nnz,) shared by the batch or (nnz, B) per sample, of one dtype
-            (float32 or float64), C-contiguous, both of NumPy or both of CuPy. Or sparse matrices whose entries lie on
-            the patterns, in any order: see `SparsityPattern.values_of`.
+            (float32, float64, complex64 or complex128), C-contiguous, both of NumPy or both of CuPy. Or sparse matrices
+            whose entries lie on the patterns, in any order: see `SparsityPattern.values_of`.
         out
             Array for the result, writeable and not overlapping the operands; None makes a new one.
 
@@ -297,8 +304,8 @@ class ProductPlan:
         """
         a_data, b_data = values_on(self.a, a_data), values_on(self.b, b_data)
         xp = backend.namespace(a_data=a_data, b_data=b_data, **backend.given(out=out))
-        _check_values("a_data", a_data, self.a.nnz)
-        _check_values("b_data", b_data, self.b.nnz)
+        _check_values("a_data", a_data, self.a.nnz, backend.number_dtype)
+        _check_values("b_data", b_data, self.b.nnz, backend.number_dtype)
         if a_data.dtype != b_data.dtype:
             raise DTypeError("The operands have different dtypes", expected="one dtype for both",
                              got=f"a_data {a_data.dtype}, b_data {b_data.dtype}",
@@ -320,10 +327,24 @@ class ProductPlan:
         return self._computed(xp, a_data, b_data, out)
 
     def _computed(self, xp: ModuleType, a_data: Array, b_data: Array, out: Array) -> Array:
-        if out.size:
+        if out.size and out.dtype.kind == "c":
+            self._compute_complex(xp, _as_columns(a_data), _as_columns(b_data), _as_columns(out))
+        elif out.size:
             operands, values = self.operands(xp), (_as_columns(a_data), _as_columns(b_data))
             self.how.run(kernels.get(xp).unchecked, operands, *values, _as_columns(out))
         return out
+
+    def _compute_complex(self, xp: ModuleType, a: Array, b: Array, out: Array) -> None:
+        def multiply(a: Array, b: Array) -> Array:
+            batch = max(a.shape[1], b.shape[1])
+            return self._computed(xp, a, b, xp.empty((self.pattern.nnz, batch), a.dtype))
+
+        if self.strategy == "identity":  # copies the other operand
+            out.real, out.imag = (
+                multiply(*map(xp.ascontiguousarray, parts)) for parts in ((a.real, b.real), (a.imag, b.imag))
+            )
+        else:
+            _by_real_products(xp, multiply, a, b, out)
 
     def form(self, role: Role, x: Array, y: Array) -> Array:
         """Return one of A, B and C, or the gradient there, from the other two in the order of `OPERANDS`; unchecked."""
@@ -364,9 +385,23 @@ class ProductPlan:
         return {}
 
 
-def _check_values(name: str, array: Array, nnz: int) -> None:
+def _by_real_products(
+    xp: ModuleType, multiply: Callable[[Array, Array], Array], x: Array, y: Array, out: Array
+) -> None:
+    """Write a product of complex values (nnz, B*): four real ones, whose operands are samples of one batch."""
+    batch = out.shape[1]
+    x, y = (xp.broadcast_to(v, (len(v), batch)) for v in (x, y))
+    left = xp.stack((x.real, x.imag, x.real, x.imag), axis=1).reshape(len(x), 4 * batch)
+    right = xp.stack((y.real, y.imag, y.imag, y.real), axis=1).reshape(len(y), 4 * batch)
+    found = multiply(left, right).reshape(len(out), 4, batch)
+    out.real, out.imag = found[:, 0] - found[:, 1], found[:, 2] + found[:, 3]
+
+
+def _check_values(
+    name: str, array: Array, nnz: int, check_dtype: Callable[[Any], np.dtype] = backend.float_dtype
+) -> None:
     """Check that an array holds values on a pattern of `nnz` entries."""
-    backend.float_dtype(array.dtype)
+    check_dtype(array.dtype)
     if array.ndim not in (1, 2) or array.shape[0] != nnz:
         raise ShapeError(f"{name} does not fit its pattern", expected=f"({nnz},) shared by the batch, or ({nnz}, B)",
                          got=array.shape)  # fmt: skip

@@ -1,7 +1,7 @@
 """Linear systems on a kept pattern in PyTorch, differentiable to any order.
 
-With A x = b, the gradient at b solves Aᵀ gb = gx, and that at A's entry (i, j) is ``-gb[i] * x[j]``; in forward mode
-dx solves ``A dx = db - dA x``. So both modes need solves with the same factors, and the products that sum over A's
+With A x = b, the gradient at b solves Aᴴ gb = gx, and that at A's entry (i, j) is ``-gb[i] * conj(x[j])``; in forward
+mode dx solves ``A dx = db - dA x``. So both modes need solves with the same factors, and the products that sum over A's
 entries, which `sparsebp.torch.sparse` has. Each matrix is factorised once, in the forward. The factors are a tensor
 that autograd keeps as it keeps an operand, so they belong to the values of that call.
 """
@@ -22,9 +22,9 @@ from sparsebp.core.check import check_flag
 from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError, StaleError
 from sparsebp.patterns.pattern import SparsityPattern, places_of
 from sparsebp.products import FactorPlan
-from sparsebp.products.factor import plans
+from sparsebp.products.factor import plans, solve_columns
 from sparsebp.torch.ops import apply, below_autograd, primals, to_array, to_tensor
-from sparsebp.torch.sparse import Form, ProductPlan
+from sparsebp.torch.sparse import DTYPES, Form, ProductPlan
 
 __all__ = ["solve"]
 
@@ -41,10 +41,10 @@ def solve(plan: FactorPlan, values: Tensor, b: Tensor, transposed: bool = False)
     plan
         From `sparsebp.plan_factor`.
     values
-        Values on the plan's pattern: (nnz,), or (nnz, B) for B matrices; float32 or float64, on the CPU. Or a
-        `torch.sparse_csr` tensor (n, n) or (B, n, n) on it, with columns in any order; missing entries are zeros. Of a
-        plan of Cholesky or LDLᵀ factors with both triangles, those below the diagonal do not count, and their gradients
-        are 0.
+        Values on the plan's pattern: (nnz,), or (nnz, B) for B matrices; float32, float64, complex64 or complex128, on
+        the CPU. Or a `torch.sparse_csr` tensor (n, n) or (B, n, n) on it, with columns in any order; missing entries
+        are zeros. Of a plan of Cholesky or LDLᵀ factors with both triangles, those below the diagonal do not count,
+        and their gradients are 0. Complex matrices of these are Hermitian.
     b
         Right-hand sides, of the dtype of `values`. For one matrix (n,), or (n, K). For B matrices (n, B), one for
         each, or (n,) for all.
@@ -91,6 +91,9 @@ def solve(plan: FactorPlan, values: Tensor, b: Tensor, transposed: bool = False)
     factors = factorise(plan.number, values.detach())
     if plan.kind != "lu":
         values = values[torch.from_numpy(plan.read)]
+        if values.is_complex():
+            across = torch.from_numpy(plan.across).reshape(-1, *[1] * (values.dim() - 1))
+            values = torch.where(across, values.conj(), values)
     inputs = plan.number, values, factors, b, transposed
     found: Tensor = solve_op(*inputs) if torch.compiler.is_compiling() else apply(Solve, *inputs)
     return found
@@ -123,8 +126,8 @@ def _check(plan: FactorPlan, values: Any, b: Any) -> None:
             raise DeviceError(f"{name} is elsewhere", expected="a dense tensor on the CPU, where factors are computed",
                               got=f"{tensor.layout} on {tensor.device}",
                               remedy=None if tensor.layout == torch.strided else sparse)  # fmt: skip
-        if tensor.dtype not in (torch.float32, torch.float64) or tensor.dtype != values.dtype:
-            expected = "float32 or float64" if tensor is values else f"{values.dtype}, as of values"
+        if tensor.dtype not in DTYPES or tensor.dtype != values.dtype:
+            expected = "a float or complex dtype" if tensor is values else f"{values.dtype}, as of values"
             raise DTypeError(f"{name} has the wrong dtype", expected=expected, got=tensor.dtype)
     nnz, n = plan.pattern.nnz, plan.pattern.shape[0]
     if values.dim() not in (1, 2) or values.shape[0] != nnz:
@@ -166,10 +169,7 @@ def _solve(plan: int, values: Tensor, factors: Tensor, b: Tensor, transposed: bo
     right = to_array(b)
     if b.dim() == 1:
         right = right[:, None] if values.dim() == 1 else np.repeat(right[:, None], values.shape[1], axis=1)
-    x = np.empty_like(right)
-    found = _plan(plan)
-    if x.size:
-        kernels.on_host().factor.solve(found.table, to_array(factors), right, x, transposed)
+    x = solve_columns(_plan(plan), to_array(factors), right, "T" if transposed else "N")
     return to_tensor(x.reshape(_shape(values, b)))
 
 
@@ -212,6 +212,10 @@ def _of_shape_of(operand: Tensor, gradient: Tensor) -> Tensor:
     return gradient.sum(1) if gradient.dim() > operand.dim() else gradient
 
 
+def _conjugate(x: Tensor) -> Tensor:
+    return x.conj().resolve_conj() if x.is_complex() else x
+
+
 class Solve(torch.autograd.Function):
     """The operator with its derivatives; the factors are a function of `values` and count as constant."""
 
@@ -227,7 +231,8 @@ class Solve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         values, factors, x = ctx.saved_tensors
-        gb = apply(Solve, ctx.plan.number, values, factors, grads[0], not ctx.transposed)
+        gb = apply(Solve, ctx.plan.number, values, factors, _conjugate(grads[0]), not ctx.transposed)
+        x, gb = _conjugate(x), _conjugate(gb)
         at_values = None
         if ctx.needs_input_grad[1]:
             outer = (x, gb) if ctx.transposed else (gb, x)

@@ -151,7 +151,7 @@ class Form(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         """Return the gradients at both operands by the form itself, summed over the samples for a shared operand."""
         names, operands = OPERANDS[ctx.role], ctx.saved_tensors
-        values = {names[0]: operands[0], names[1]: operands[1], ctx.role: grads[0]}
+        values = {names[0]: operands[0].conj(), names[1]: operands[1].conj(), ctx.role: grads[0]}
         found: list[torch.Tensor | None] = [None, None]
         for name, operand, needed in zip(names, operands, ctx.needs_input_grad[2:], strict=True):
             gradient = None
@@ -266,8 +266,8 @@ class ProductPlan:
         Parameters
         ----------
         a_values, b_values
-            Values of A and B in the order of their entries: (nnz,), shared by all samples, or (B, nnz); float32 or
-            float64, of one dtype, on one device (CPU, or CUDA with CuPy installed).
+            Values of A and B in the order of their entries: (nnz,), shared by all samples, or (B, nnz); float32,
+            float64, complex64 or complex128, of one dtype, on one device (CPU, or CUDA with CuPy installed).
 
         Returns
         -------
@@ -291,14 +291,19 @@ class ProductPlan:
         return f"ProductPlan({self._plan.a!r} @ {self._plan.b!r} -> {self.pattern!r}, {self._plan.strategy})"
 
 
+DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+"""The dtypes of values."""
+
+
 def checked(name: str, values: Any, nnz: int) -> torch.Tensor:
     """Return values, checked for a structure of `nnz` entries."""
     if not isinstance(values, torch.Tensor) or values.layout is not torch.strided:
         got = type(values).__name__ if not isinstance(values, torch.Tensor) else f"a tensor of layout {values.layout}"
         raise DTypeError(f"{name} is not a dense tensor", expected="a tensor of values in the order of the entries",
                          got=got, remedy="Multiply sparse tensors as BatchedCSR(A) @ BatchedCSR(B)")  # fmt: skip
-    if values.dtype not in (torch.float32, torch.float64):
-        raise DTypeError(f"{name} has an unsupported dtype", expected="float32 or float64", got=values.dtype)
+    if values.dtype not in DTYPES:
+        expected = "float32 or float64, complex64 or complex128"
+        raise DTypeError(f"{name} has an unsupported dtype", expected=expected, got=values.dtype)
     if values.dim() not in (1, 2) or values.shape[-1] != nnz:
         raise ShapeError(f"{name} does not fit its structure", expected=f"({nnz},) or (B, {nnz})", got=(*values.shape,))
     if values.device.type not in ("cpu", "cuda"):

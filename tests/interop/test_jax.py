@@ -81,11 +81,12 @@ def assert_same(ours: Any, theirs: Any, *operands: Any) -> None:
     [(MASKS[0], (own_a, own_b)) for own_a in (False, True) for own_b in (False, True)]
     + [(masks, (True, False)) for masks in MASKS[1:]],
 )
-def test_products(masks, batched):
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_products(masks, batched, dtype):
     a, b = map(of_mask, masks)
     plan = sb.plan_product(a, b)
     c = plan.pattern
-    values = [normal(p.nnz, *((3,) if own else ())) for p, own in zip((a, b), batched, strict=True)]
+    values = [normal(p.nnz, *((3,) if own else ()), dtype=dtype) for p, own in zip((a, b), batched, strict=True)]
 
     def one(x: Any, y: Any) -> Any:
         return (matrix_of(a, x) @ matrix_of(b, y))[tuple(i.astype(np.int64) for i in (c.row_of_entry, c.indices))]
@@ -110,7 +111,10 @@ FORMS = [((), ()), ((), (3,)), ((3,), (3,)), ((9,), ()), ((1,), (1,))]
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(
-    ("n", "dtype", "form"), [*((5, np.float64, form) for form in FORMS), (1, np.float32, FORMS[0])], ids=str
+    ("n", "dtype", "form"),
+    [*((5, np.float64, form) for form in FORMS), (1, np.float32, FORMS[0])]
+    + [(5, np.complex128, form) for form in FORMS[1:4]],
+    ids=str,
 )
 def test_solves(n, dtype, form, transposed):
     plan = plan_of(n)
@@ -121,6 +125,21 @@ def test_solves(n, dtype, form, transposed):
 
     assert_same(lambda v, b: sj.solve(plan, v, b, transposed), lambda v, b: by_column(one, v, b),
                 *system(plan, *form, dtype))  # fmt: skip
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("form", FORMS[1:4], ids=str)
+def test_solves_with_hermitian_matrices(form, transposed):
+    mask = plan_of(5).pattern.to_scipy().toarray() != 0
+    plan = sb.plan_factor(of_mask(mask | mask.T), kind="cholesky")
+    mirror = plan.pattern.transpose_permutation
+
+    def one(values: Any, b: Any) -> Any:
+        matrix = matrix_of(plan.pattern, values + values[mirror.astype(np.int64)].conj())
+        return torch.linalg.solve(matrix.T if transposed else matrix, b)
+
+    assert_same(lambda v, b: sj.solve(plan, v + v[mirror].conj(), b, transposed), lambda v, b: by_column(one, v, b),
+                *system(plan, *form, np.complex128))  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["cholesky", "ldlt"])

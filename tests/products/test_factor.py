@@ -37,8 +37,8 @@ Array = np.ndarray
 
 
 def backward_error(matrix: Any, x: Array, b: Array) -> float:
-    """Return how far the residual is from zero: ``|b - A x| / (|A| |x| + |b|)`` in the maximum norm, in float64."""
-    a, x, b = np.asarray(matrix, np.float64), x.astype(np.float64), b.astype(np.float64)
+    """Return how far the residual is from zero: ``|b - A x| / (|A| |x| + |b|)`` in the maximum norm, in double."""
+    a, x, b = (np.asarray(v, np.result_type(v, np.float64)) for v in (matrix, x, b))
     if not len(a):
         return 0.0
     scale = np.abs(a).sum(axis=1).max() * np.abs(x).max() + np.abs(b).max()
@@ -121,6 +121,83 @@ def test_random_matrices(n, density, batch, way, block, transposed, dtype, seed)
 
 
 kinds = st.sampled_from(["lu", "cholesky", "ldlt"])
+
+
+def complex_matrices(rng: Any, n: int, density: float, kind: str, batch: int, dtype: Any) -> Array:
+    """Return dominant matrices (B, n, n), Hermitian ones with pivots of either sign but for LU factors."""
+    mask = rng.random((n, n)) < density
+    matrices = rng.standard_normal((batch, n, n)) + 1j * rng.standard_normal((batch, n, n))
+    if kind == "lu":
+        matrices *= mask
+        diagonal = np.full(n, 2 + 3j)
+    else:
+        matrices *= mask | mask.T
+        matrices = matrices + matrices.conj().swapaxes(1, 2)
+        diagonal = np.ones(n) if kind == "cholesky" else rng.choice([-1.0, 1.0], n)
+    matrices[:, np.arange(n), np.arange(n)] = diagonal * (8 * n + rng.random((batch, n)))
+    return matrices.astype(dtype)
+
+
+@settings(max_examples=200)
+@given(n=sizes(0, 33), density=st.sampled_from([0.0, 0.1, 0.3, 1.0]), batch=st.sampled_from([None, 1, 3, 8, 9, 17]),
+       kind=kinds, trans=st.sampled_from("NTH"), triangle=st.sampled_from(["both", "lower", "upper"]),
+       dtype=st.sampled_from([np.complex64, np.complex128]), seed=seeds)  # fmt: skip
+def test_complex_matrices(n, density, batch, kind, trans, triangle, dtype, seed):
+    """With A, Aᵀ and Aᴴ, one right-hand side for each matrix of a batch, or nine of one matrix."""
+    rng = np.random.default_rng(seed)
+    matrices = complex_matrices(rng, n, density, kind, batch or 1, dtype)
+    mask = (matrices != 0).any(axis=0)
+    if kind == "ldlt":
+        mask = {"both": mask, "lower": np.tril(mask), "upper": np.triu(mask)}[triangle]
+    pattern = of_mask(mask)
+    values = np.ascontiguousarray(matrices[:, pattern.row_of_entry, pattern.indices].T)
+    factors = plan_factor(pattern, kind=kind)(values if batch else values[:, 0].copy())
+    np.testing.assert_array_equal(factors.values.reshape(values.shape), values)
+    b = (rng.standard_normal((n, batch or 9)) + 1j * rng.standard_normal((n, batch or 9))).astype(dtype)
+    x = factors.solve(b, trans)
+    refined = factors.refine(b, x, trans)
+    assert x.dtype == refined.dtype == dtype and factors.growth.dtype == x.real.dtype
+    for s in range(b.shape[1]):
+        matrix = matrices[s if batch else 0].astype(complex)
+        matrix = {"N": matrix, "T": matrix.T, "H": matrix.conj().T}[trans]
+        for found in (x, refined):
+            assert backward_error(matrix, found[:, s], b[:, s]) <= 4 * (n + 1) * np.finfo(dtype).eps
+        if batch:
+            one = plan_factor(pattern, kind=kind)(np.ascontiguousarray(values[:, s]))
+            np.testing.assert_array_equal(one.solve(np.ascontiguousarray(b[:, s]), trans), x[:, s])
+
+
+@pytest.mark.parametrize(
+    "name", ["Helmholtz", "network with sources", "rows and columns permuted", "sparse 2", "dense"]
+)
+def test_complex_values_choose_pivots(name):
+    """As partial pivoting does for them, and residuals like SuperLU's."""
+    matrix = sp.csr_array(GALLERY[name]()).astype(complex)
+    matrix.data *= np.exp(1j * np.random.default_rng(0).random(matrix.nnz))
+    b = np.arange(1.0, 1 + matrix.shape[0]) * (1 + 2j)
+    factors = plan_factor(matrix)(matrix)
+    assert_as_small_as_superlu(matrix.toarray(), factors.solve(b), b)
+    assert_as_small_as_superlu(matrix.toarray().conj().T, factors.solve(b, "H"), b)
+
+
+def test_matrices_that_are_not_hermitian_are_refused():
+    pattern, good = SparsityPattern.dense(2, 2), np.array([4, 1 + 1j, 1 - 1j, 5])
+    for kind in ("cholesky", "ldlt"):
+        plan = plan_factor(pattern, kind=kind)
+        x = plan(sp.csr_array(good.reshape(2, 2))).solve(good[:2])
+        np.testing.assert_allclose(good.reshape(2, 2) @ x, good[:2])
+        with pytest.raises(PivotError, match=r"not Hermitian.* in row 0, column 1"):
+            plan(sp.csr_array(np.array([[4, 1 + 1j], [1 + 1j, 5]])))
+        with pytest.raises(PivotError, match=r"not Hermitian.*\(5\+1j\) in row 1, in sample 1") as caught:
+            plan(np.stack([good, good + np.array([0, 0, 0, 1j])], axis=1))
+        assert caught.value.samples == (1,)
+    with pytest.raises(PivotError, match=r"not positive definite.*first in row 1"):
+        plan_factor(pattern, kind="cholesky")(np.array([1, 2j, -2j, 1]))
+    for wrong, message in ((np.array([1, 1j, 1j, -1]), "singular"), (np.array([1, np.nan * 1j, 0, 1]), "not finite")):
+        with pytest.raises(PivotError, match=message):
+            plan_factor(pattern)(wrong)
+    with pytest.raises(PivotError, match=r"row 1"):
+        plan_factor(pattern)(np.stack([good, np.array([1, 1, 0, 0j])], axis=1))
 
 
 @given(n=sizes(1, 20), columns=st.sampled_from([0, 1, 2, 9, 16]), kind=kinds, transposed=st.booleans(), dtype=reals,

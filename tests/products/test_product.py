@@ -282,6 +282,42 @@ def test_every_strategy_that_fits_gives_the_product(backend, pair, batch, a_shar
         np.testing.assert_allclose(values, expected, **tolerance(dtype), err_msg=plan.strategy)
 
 
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+@pytest.mark.parametrize("shared", ["", "a", "b", "ab"])
+@pytest.mark.parametrize("strategy", OPERANDS)
+def test_complex_values(strategy, shared, dtype):
+    """Of every strategy, the products and the gradients of dense matrices; those of the second sample here."""
+    a, b = OPERANDS[strategy]
+    plan, rng = plan_product(a, b), np.random.default_rng(0)
+    assert plan.strategy == strategy
+
+    def draw(pattern: SparsityPattern, own: bool) -> np.ndarray:
+        parts = rng.standard_normal((2, pattern.nnz, *((3,) if own else ()))).astype(dtype)
+        values = parts[0] + 1j * parts[1]
+        return np.ones_like(values) if pattern.kind == "identity" else values
+
+    def matrix(pattern: SparsityPattern, values: np.ndarray) -> sp.csr_array:
+        values = values if values.ndim == 1 else np.ascontiguousarray(values[:, 1])
+        return sp.csr_array((values.astype(complex), pattern.indices, pattern.indptr), shape=pattern.shape)
+
+    def entries(pattern: SparsityPattern, matrix: sp.csr_array) -> np.ndarray:
+        return matrix.toarray()[pattern.row_of_entry, pattern.indices]
+
+    values = draw(a, "a" not in shared), draw(b, "b" not in shared)
+    found, close = plan(*values), {"rtol": 1e-4, "atol": 1e-4} if dtype == np.complex64 else {"atol": 1e-12}
+    assert found.dtype == dtype and found.shape == (plan.pattern.nnz, *((3,) if shared != "ab" else ()))
+    left, right, c = matrix(a, values[0]), matrix(b, values[1]), matrix(plan.pattern, found)
+    np.testing.assert_allclose(c.toarray(), (left @ right).toarray(), **close)
+    out = np.empty_like(found)
+    np.testing.assert_array_equal(plan(*values, out=out), found)
+    if strategy != "identity":
+        at_a, at_b = plan.gradients.at_a(found, values[1]), plan.gradients.at_b(values[0], found)
+        scale = {"rtol": 1e-3, "atol": 1e-2} if dtype == np.complex64 else {"atol": 1e-9}
+        at = (lambda v: v) if shared == "ab" else (lambda v: v[:, 1])
+        np.testing.assert_allclose(at(at_a), entries(a, c @ right.conj().T), **scale)
+        np.testing.assert_allclose(at(at_b), entries(b, left.conj().T @ c), **scale)
+
+
 @pytest.mark.parametrize("how", [*OF_KINDS, *OF_KINDS_AND_STRUCTURE, *OF_STRUCTURE], ids=lambda how: how.name)
 @given(pair=operands(), seed=seeds)
 def test_a_strategy_is_refused_where_it_does_not_fit(how, pair, seed):

@@ -37,7 +37,9 @@ def pairs(draw):
     return a, b, draw(hs.sampled_from([(True, True), (True, False), (False, True), (False, False)]))
 
 
-@given(pair=pairs(), batch=sizes(0, 5), real=hs.sampled_from([torch.float32, torch.float64]), seed=seeds)
+@given(
+    pair=pairs(), batch=sizes(0, 5), real=hs.sampled_from([torch.float32, torch.float64, torch.complex128]), seed=seeds
+)
 @settings(max_examples=40)
 def test_values_and_gradients_are_those_of_dense_products(pair, batch, real, seed):
     a, b, batched = pair
@@ -51,8 +53,8 @@ def test_values_and_gradients_are_those_of_dense_products(pair, batch, real, see
     close = {"rtol": 1e-4, "atol": 1e-5} if real == torch.float32 else {"rtol": 1e-11, "atol": 1e-12}
     torch.testing.assert_close(dense(plan.pattern, found), expected, **close)
     weights = torch.randn(expected.shape, generator=generator, dtype=real)
-    ours = torch.autograd.grad((dense(plan.pattern, found) * weights).sum(), values)
-    theirs = torch.autograd.grad((expected * weights).sum(), values)
+    ours = torch.autograd.grad((dense(plan.pattern, found) * weights).sum().real, values)
+    theirs = torch.autograd.grad((expected * weights).sum().real, values)
     for mine, true, given_ in zip(ours, theirs, values, strict=True):
         assert mine.shape == given_.shape
         torch.testing.assert_close(mine, true, **close)
@@ -63,14 +65,15 @@ LOWER = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 1]])
 PICK = np.array([[0, 1, 0], [0, 0, 0], [1, 0, 0]])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("batched", [(True, True), (False, True), (False, False)])
 @pytest.mark.parametrize("masks", [(LOWER, LOWER.T), (EYE, LOWER), (LOWER, EYE), (PICK, LOWER), (LOWER, PICK),
                                    (FULL, FULL), (np.ones((2, 3)), PICK)])  # fmt: skip
-def test_gradients_of_both_orders(masks, batched):
+def test_gradients_of_both_orders(masks, batched, dtype):
     """By every strategy of products."""
     a, b = map(pattern, masks)
     plan = st.plan_product(a, b)
-    values = [torch.randn((2, p.nnz) if own else (p.nnz,), dtype=torch.float64).requires_grad_()
+    values = [torch.randn((2, p.nnz) if own else (p.nnz,), dtype=dtype).requires_grad_()
               for p, own in zip((a, b), batched, strict=True)]  # fmt: skip
     assert torch.autograd.gradcheck(plan, values, check_forward_ad=True, fast_mode=True)
     assert torch.autograd.gradgradcheck(plan, values, fast_mode=True)

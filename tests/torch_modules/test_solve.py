@@ -50,7 +50,7 @@ def by_dense(plan: FactorPlan, values: Any, b: Any, transposed: bool) -> Any:
 
 
 @given(n=sizes(0, 17), form=hs.sampled_from(FORMS + EMPTY), transposed=hs.booleans(),
-       real=hs.sampled_from([torch.float32, torch.float64]), wide=hs.booleans(),
+       real=hs.sampled_from([torch.float32, torch.float64, torch.complex64, torch.complex128]), wide=hs.booleans(),
        needed=hs.sampled_from([(True, True), (True, False), (False, True)]), seed=seeds)  # fmt: skip
 @settings(max_examples=60)
 def test_solutions_and_gradients_are_those_of_dense_matrices(n, form, transposed, real, wide, needed, seed):
@@ -60,10 +60,10 @@ def test_solutions_and_gradients_are_those_of_dense_matrices(n, form, transposed
     leaves = [v for v in given_ if v.requires_grad]
     apart = [torch.stack([v, v], -1)[..., 0] for v in given_] if wide else given_  # not contiguous
     found, expected = st.solve(plan, *apart, transposed), by_dense(plan, *given_, transposed)
-    close = {"rtol": 1e-3, "atol": 1e-5} if real == torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
+    close = {"rtol": 1e-3, "atol": 1e-5} if real.to_real() == torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
     torch.testing.assert_close(found, expected, **close)
     weights = torch.randn_like(expected)
-    ours, theirs = (torch.autograd.grad((x * weights).sum(), leaves, allow_unused=True) for x in (found, expected))
+    ours, theirs = (torch.autograd.grad((x * weights).sum().real, leaves, allow_unused=True) for x in (found, expected))
     for mine, true, leaf in zip(ours, theirs, leaves, strict=True):
         torch.testing.assert_close(mine, torch.zeros_like(leaf) if true is None else true, **close)
 
@@ -85,11 +85,30 @@ def test_derivatives_of_symmetric_matrices(form):
     assert torch.autograd.gradgradcheck(run, given_, fast_mode=True)
 
 
+@pytest.mark.parametrize("kind", ["cholesky", "ldlt"])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_derivatives_of_both_orders_and_modes(form, transposed):
+def test_derivatives_of_hermitian_matrices(form, transposed, kind):
+    mask = plan_of(5).pattern.to_scipy().toarray() != 0
+    plan = sb.plan_factor(of_mask(mask | mask.T), kind=kind)
+    mirror = torch.from_numpy(plan.pattern.transpose_permutation.astype(np.int64))
+    values, b = operands(plan, *form, torch.complex128)
+
+    def run(values: Any, b: Any) -> Any:
+        return st.solve(plan, values + values[mirror].conj(), b, transposed)
+
+    given_ = [values.requires_grad_(), b.requires_grad_()]
+    torch.testing.assert_close(run(*given_), by_dense(plan, values + values[mirror].conj(), b, transposed))
+    assert torch.autograd.gradcheck(run, given_, check_forward_ad=True, fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, given_, fast_mode=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_derivatives_of_both_orders_and_modes(form, transposed, dtype):
     plan = plan_of(5)
-    given_ = [v.requires_grad_() for v in operands(plan, *form)]
+    given_ = [v.requires_grad_() for v in operands(plan, *form, dtype)]
     options: dict[str, Any] = {"fast_mode": True, "check_batched_grad": True}
 
     def run(values: Any, b: Any) -> Any:

@@ -25,6 +25,7 @@ import numba
 import numpy as np
 
 from sparsebp.core.check import Array
+from sparsebp.kernels.host.engine import real_or_complex as number
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL, span
 from sparsebp.kernels.host.engine.threads import in_parts, team_for
@@ -62,7 +63,8 @@ class Panels(NamedTuple):
         (panels + 1,) int64, and int32.
     entry_ptr, source, target, column
         For every row, its entries: their numbers in the matrix and among the values, and their columns. (n + 1,) and
-        (nnz,) int64, (nnz,) int32.
+        (nnz,) int64, (nnz,) int32. A number q of an entry of a Hermitian matrix on the other side of the diagonal is
+        given as -1 - q.
     rows, order
         The matrix's row and column behind every one here, (n,) int32.
     signs
@@ -110,6 +112,28 @@ def width(batch: int, dtype: Any) -> int:
     return 1 if batch == 1 else LINE // np.dtype(dtype).itemsize
 
 
+def by_sample(blocked: Array) -> Array:
+    """Return (blocks, size, lanes) of the kernels as (blocks, size, lanes) of samples: of complex ones a copy.
+
+    An entry's complex numbers are kept as all real parts, then all imaginary ones.
+    """
+    if blocked.dtype.kind != "c" or blocked.shape[2] == 1:
+        return blocked
+    parts = blocked.view(np.finfo(blocked.dtype).dtype).reshape(*blocked.shape[:2], 2, blocked.shape[2])
+    samples = np.empty_like(blocked)
+    samples.real, samples.imag = parts[:, :, 0], parts[:, :, 1]
+    return samples
+
+
+def side_by_side(samples: Array) -> Array:
+    """Return what `by_sample` was given, C-contiguous."""
+    samples = np.ascontiguousarray(samples)
+    if samples.dtype.kind != "c" or samples.shape[2] == 1:
+        return samples
+    parts = np.stack([samples.real, samples.imag], axis=2)
+    return parts.reshape(*samples.shape[:2], -1).view(samples.dtype)
+
+
 def factorise(
     table: Array, work: int, values: Array, blocked: Array, data: Array, growth: Array, loss: Array, shifts: Array,
     least: float,
@@ -121,7 +145,7 @@ def factorise(
     table, work
         The structure, from `table_of`, and the multiply-adds for one sample.
     values
-        (nnz, B), float32 or float64.
+        (nnz, B), float32, float64, complex64 or complex128; `growth`, `loss` and `shifts` are real.
     blocked
         Written: the same, (blocks, nnz, `width`), with zeros behind the last sample. Read line by line, where lines of
         `values` are as far apart as the batch is wide.
@@ -138,11 +162,14 @@ def factorise(
     blocks, size, lanes = data.shape
     team = team_for(blocks, work * blocks * lanes)
     arrays = (values.reshape(-1), blocked.reshape(-1), data.reshape(-1))
-    _factorise(team, blocks, table, *arrays, size, growth, loss, shifts.reshape(-1), data.dtype.type(least))
+    _factorise(team, blocks, table, *arrays, size, growth, loss, shifts.reshape(-1), growth.dtype.type(least))
 
 
 def solve(table: Array, data: Array, b: Array, x: Array, transposed: bool) -> None:
-    """Solve A x = b or Aᵀ x = b; `data` as from `factorise`, b and x (n, B), or (n, K) for factors of one matrix."""
+    """Solve A x = b or Aᵀ x = b; `data` as from `factorise`, b and x (n, B), or (n, K) for factors of one matrix.
+
+    Factors of symmetric or Hermitian matrices solve A x = b in either case.
+    """
     lanes = width(b.shape[1], b.dtype)
     blocks = -(-b.shape[1] // lanes)
     shared = data.shape[2] == 1
@@ -197,12 +224,12 @@ def _take_part(part, table, values, blocked, data, size, growth, loss, shifts, l
     if batch == 1:
         simd.copy(block, given, nnz)
         return
-    none, blocks = simd.zeros_of(given, LINE), (batch + lanes - 1) // lanes
+    none, blocks = number.zeros_of(given, LINE), (batch + lanes - 1) // lanes
     begin, end = span(part, blocks, nnz)
     for q in range(begin, end):
         for b in range(blocks):
-            value = simd.samples(given, q * batch + b * lanes, batch - b * lanes, none)
-            simd.set_entry(block, b * nnz + q, value)
+            value = number.samples(given, q * batch + b * lanes, batch - b * lanes, none)
+            number.set_entry(block, b * nnz + q, value)
 
 
 @numba.njit(**INNER_SERIAL)
@@ -212,7 +239,7 @@ def _factorise_part(part, table, values, blocked, data, size, growth, loss, shif
     lanes = LINE // data.itemsize
     step, nnz = 1 if batch == 1 else lanes, len(values) // batch
     slots, following = np.empty(GROUP * n, np.int32), np.empty(GROUP, np.int64)
-    peaks, watched = np.empty(3 * n * lanes, data.dtype), np.empty(GROUP * SEEN * lanes, data.dtype)
+    peaks, watched = np.empty(3 * n * lanes, growth.dtype), np.empty(GROUP * SEEN * lanes, growth.dtype)
     multiples = np.empty(PANEL * PANEL * lanes, data.dtype)
     room = simd.pointer(peaks), simd.pointer(watched), simd.pointer(multiples)
     where = simd.pointer(following), simd.pointer(slots), *room
@@ -220,13 +247,13 @@ def _factorise_part(part, table, values, blocked, data, size, growth, loss, shif
     lu = simd.advance(simd.pointer(data), part * size * step)
     shift = simd.advance(simd.pointer(shifts), part * n * step), least
     if batch == 1:
-        zero, one = data.dtype.type(0), data.dtype.type(1)
+        zero, one = data.dtype.type(0), growth.dtype.type(1)
         grown, lost = _eliminate(at, count, a, lu, where, shift, zero, one, True)
         growth[0], loss[0] = grown, lost
     else:
-        none = simd.zeros_of(lu, LINE)
-        unit = none + data.dtype.type(1)
-        grown_of, lost_of = _eliminate(at, count, a, lu, where, shift, none, unit, False)
+        zeros = number.zeros_of(lu, LINE)
+        ones = number.absolute(zeros) + growth.dtype.type(1)
+        grown_of, lost_of = _eliminate(at, count, a, lu, where, shift, zeros, ones, False)
         simd.store_n(simd.pointer(growth), part * step, grown_of, batch - part * step)
         simd.store_n(simd.pointer(loss), part * step, lost_of, batch - part * step)
     simd.keep_alive(slots)
@@ -244,13 +271,14 @@ def _eliminate(at, count, values, data, where, shift, zero, one, single):
     what would be zeros otherwise keeps what is not finite.
     """
     following, slots, peak, watched, multiples = where
-    by_row = by_column = loss = poison = zero
+    none = number.absolute(zero)
+    by_row = by_column = loss = poison = none
     n, p = np.int64(at.first[count]), 0
     if not at.half:
         _scale_columns(at, n, values, peak, zero, one)
     elif not at.definite:
         for i in range(n):
-            simd.set_entry(peak, i, zero)
+            number.set_entry(peak, i, none)
     while p < count:
         end = p + 1
         while end < count and end - p < GROUP and at.first[end + 1] - at.first[p] == (end + 1 - p) * PANEL:
@@ -293,13 +321,14 @@ def _eliminate(at, count, values, data, where, shift, zero, one, single):
 @simd.device
 def _scale_columns(at, n, values, peak, zero, one):
     """Write the reciprocals of the columns' largest entries, behind two numbers a row."""
+    none = number.absolute(zero)
     for c in range(2 * n, 3 * n):
-        simd.set_entry(peak, c, zero)
+        number.set_entry(peak, c, none)
     for q in range(at.entry_ptr[n]):
-        value = simd.absolute(simd.entry(values, at.source[q], zero))
-        _raise(peak, 2 * n + at.column[q], value, zero)
+        value = number.absolute(number.entry(values, at.source[q], zero))
+        _raise(peak, 2 * n + at.column[q], value, none)
     for c in range(2 * n, 3 * n):
-        simd.set_entry(peak, c, one / simd.entry(peak, c, zero))
+        number.set_entry(peak, c, one / number.entry(peak, c, none))
 
 
 @simd.device
@@ -310,23 +339,24 @@ def _begin(at, p, values, data, slot, peak, watched, seen, zero):
     """
     row, base, begin, own = np.int64(at.first[p]), at.base[p], at.column_ptr[p], np.int64(at.own[p])
     r, size = np.int64(at.first[p + 1]) - row, at.column_ptr[p + 1] - begin
-    signed = at.half and not at.definite
+    signed, none = at.half and not at.definite, number.absolute(zero)
     for i in range(base, base + size * r):
-        simd.set_entry(data, i, zero)
+        number.set_entry(data, i, zero)
     for i in range(r):
-        norm = simd.entry(peak, row + i, zero) if signed else zero
+        norm = number.entry(peak, row + i, none) if signed else none
         for q in range(at.entry_ptr[row + i], at.entry_ptr[row + i + 1]):
-            value = simd.entry(values, at.source[q], zero)
-            simd.set_entry(data, at.target[q], value)
-            norm = norm + simd.absolute(value)  # unlike a maximum it keeps NaN
+            source = at.source[q]
+            value = number.conjugate(number.entry(values, max(source, -1 - source), zero), source < 0)
+            number.set_entry(data, at.target[q], value)
+            norm = norm + number.absolute(value)  # unlike a maximum it keeps NaN
             if signed:
                 below = np.int64(at.column[q])
-                simd.set_entry(peak, below, simd.entry(peak, below, zero) + simd.absolute(value))
-        diagonal = simd.absolute(simd.entry(data, base + (own + i) * r + i, zero))
-        simd.set_entry(watched, seen + NORM + i, norm)
-        simd.set_entry(watched, seen + ROW + i, zero)
-        simd.set_entry(watched, seen + COLUMN + i, zero)
-        simd.set_entry(watched, seen + PIVOT + i, diagonal)
+                number.set_entry(peak, below, number.entry(peak, below, none) + number.absolute(value))
+        diagonal = number.absolute(number.entry(data, base + (own + i) * r + i, zero))
+        number.set_entry(watched, seen + NORM + i, norm)
+        number.set_entry(watched, seen + ROW + i, none)
+        number.set_entry(watched, seen + COLUMN + i, none)
+        number.set_entry(watched, seen + PIVOT + i, diagonal)
     for c in range(size):
         slot[at.columns[begin + c]] = c * r
 
@@ -361,13 +391,15 @@ def _one_row(at, row, r, begin, back, size):
 @simd.device
 def _subtract_row(at, row, begin, back, size, data, base, lu, slot, watched, seen, zero):
     """Subtract the multiple of a single row of U from the one row that takes one."""
-    i, left = np.int64(at.columns[begin + back]) - row, simd.entry(data, lu + back, zero)
-    if not at.definite:
-        value = left
-        left = value * simd.entry(data, lu, zero)
-        terms = simd.entry(watched, seen + PIVOT + i, zero)
-        terms = simd.fma(simd.absolute(value), simd.absolute(left), terms)
-        simd.set_entry(watched, seen + PIVOT + i, terms)
+    i, left = np.int64(at.columns[begin + back]) - row, number.entry(data, lu + back, zero)
+    if at.definite:
+        left = number.conjugate(left, True)
+    else:
+        value, none = left, number.absolute(zero)
+        left = number.times(number.conjugate(value, True), number.entry(data, lu, zero))
+        terms = number.entry(watched, seen + PIVOT + i, none)
+        terms = number.fma(number.absolute(value), number.absolute(left), terms)
+        number.set_entry(watched, seen + PIVOT + i, terms)
     columns = simd.advance(at.columns, begin + back)
     _add_row(zero - left, data, base + i, lu + back, 1, columns, size - back, slot, zero)
 
@@ -380,7 +412,7 @@ def _mirror(at, row, r, begin, back, size, data, lu, n, multiples, watched, seen
     """
     low, high = r, 0
     for i in range(r * n):
-        simd.set_entry(multiples, i, zero)
+        number.set_entry(multiples, i, zero)
     for c in range(back, size):
         i = np.int64(at.columns[begin + c]) - row
         if i >= r:
@@ -388,38 +420,41 @@ def _mirror(at, row, r, begin, back, size, data, lu, n, multiples, watched, seen
         low, high = min(low, i), i + 1
         if at.definite:
             for j in range(n):
-                simd.set_entry(multiples, j * r + i, simd.entry(data, lu + c * n + j, zero))
+                value = number.conjugate(number.entry(data, lu + c * n + j, zero), True)
+                number.set_entry(multiples, j * r + i, value)
         else:
-            terms = simd.entry(watched, seen + PIVOT + i, zero)
+            none = number.absolute(zero)
+            terms = number.entry(watched, seen + PIVOT + i, none)
             for j in range(n):
-                value = simd.entry(data, lu + c * n + j, zero)
-                left = value * simd.entry(data, lu + j * n + j, zero)
-                terms = simd.fma(simd.absolute(value), simd.absolute(left), terms)
-                simd.set_entry(multiples, j * r + i, left)
-            simd.set_entry(watched, seen + PIVOT + i, terms)
+                value = number.entry(data, lu + c * n + j, zero)
+                left = number.times(number.conjugate(value, True), number.entry(data, lu + j * n + j, zero))
+                terms = number.fma(number.absolute(value), number.absolute(left), terms)
+                number.set_entry(multiples, j * r + i, left)
+            number.set_entry(watched, seen + PIVOT + i, terms)
     return low, high
 
 
 @simd.device
 def _watch(at, row, r, k, begin, back, size, data, left, lu, n, peak, watched, seen, zero):
-    first = np.int64(at.first[k])
+    first, none = np.int64(at.first[k]), number.absolute(zero)
     for i in range(r):
-        largest, relative = simd.entry(watched, seen + ROW + i, zero), simd.entry(watched, seen + COLUMN + i, zero)
+        largest, relative = number.entry(watched, seen + ROW + i, none), number.entry(watched, seen + COLUMN + i, none)
         for c in range(n):
-            term = simd.absolute(simd.entry(data, left + c * r + i, zero))
-            largest = simd.maximum(term * simd.entry(peak, 2 * (first + c), zero), largest)
-            relative = simd.maximum(term * simd.entry(peak, 2 * (first + c) + 1, zero), relative)
-        simd.set_entry(watched, seen + ROW + i, largest)
-        simd.set_entry(watched, seen + COLUMN + i, relative)
+            term = number.absolute(number.entry(data, left + c * r + i, zero))
+            largest = simd.maximum(term * number.entry(peak, 2 * (first + c), none), largest)
+            relative = simd.maximum(term * number.entry(peak, 2 * (first + c) + 1, none), relative)
+        number.set_entry(watched, seen + ROW + i, largest)
+        number.set_entry(watched, seen + COLUMN + i, relative)
     for c in range(back, size):
         of_row = np.int64(at.columns[begin + c]) - row
         if of_row >= r:
             break
-        largest = simd.entry(watched, seen + PIVOT + of_row, zero)
+        largest = number.entry(watched, seen + PIVOT + of_row, none)
         for j in range(n):
-            term = simd.entry(data, left + j * r + of_row, zero) * simd.entry(data, lu + c * n + j, zero)
-            largest = simd.maximum(simd.absolute(term), largest)
-        simd.set_entry(watched, seen + PIVOT + of_row, largest)
+            term = number.entry(data, left + j * r + of_row, zero)
+            term = number.times(term, number.entry(data, lu + c * n + j, zero))
+            largest = simd.maximum(number.absolute(term), largest)
+        number.set_entry(watched, seen + PIVOT + of_row, largest)
 
 
 @simd.device
@@ -428,34 +463,36 @@ def _finish(at, n, p, data, peak, watched, seen, zero, one):
     row, own = np.int64(at.first[p]), np.int64(at.own[p])
     r, size = np.int64(at.first[p + 1]) - row, at.column_ptr[p + 1] - at.column_ptr[p] - own
     square, columns = at.base[p] + own * r, simd.advance(at.columns, at.column_ptr[p] + own)
-    by_row = by_column = loss = sick = zero
+    none = number.absolute(zero)
+    by_row = by_column = loss = sick = none
     for i in range(r):
         for k in range(i):
-            left = simd.entry(data, square + k * r + i, zero) * simd.entry(data, square + k * r + k, zero)
-            simd.set_entry(data, square + k * r + i, left)
-            term = simd.absolute(left)
-            _raise(watched, seen + ROW + i, term * simd.entry(peak, 2 * (row + k), zero), zero)
-            _raise(watched, seen + COLUMN + i, term * simd.entry(peak, 2 * (row + k) + 1, zero), zero)
-            other = simd.absolute(simd.entry(data, square + i * r + k, zero))
-            _raise(watched, seen + PIVOT + i, term * other, zero)
+            left = number.entry(data, square + k * r + i, zero)
+            left = number.times(left, number.entry(data, square + k * r + k, zero))
+            number.set_entry(data, square + k * r + i, left)
+            term = number.absolute(left)
+            _raise(watched, seen + ROW + i, term * number.entry(peak, 2 * (row + k), none), none)
+            _raise(watched, seen + COLUMN + i, term * number.entry(peak, 2 * (row + k) + 1, none), none)
+            other = number.absolute(number.entry(data, square + i * r + k, zero))
+            _raise(watched, seen + PIVOT + i, term * other, none)
             for c in range(k + 1, size):
-                x, u = simd.entry(data, square + c * r + i, zero), simd.entry(data, square + c * r + k, zero)
-                simd.set_entry(data, square + c * r + i, simd.fma(zero - left, u, x))
-        largest = relative = zero
+                x, u = number.entry(data, square + c * r + i, zero), number.entry(data, square + c * r + k, zero)
+                number.set_entry(data, square + c * r + i, number.fma(zero - left, u, x))
+        largest = relative = none
         for c in range(i, size):
-            value = simd.absolute(simd.entry(data, square + c * r + i, zero))
+            value = number.absolute(number.entry(data, square + c * r + i, zero))
             largest = simd.maximum(value, largest)
-            relative = simd.maximum(value * simd.entry(peak, 2 * n + columns[c], zero), relative)
-        inverse = one / simd.entry(data, square + i * r + i, zero)
-        simd.set_entry(data, square + i * r + i, inverse)
-        simd.set_entry(peak, 2 * (row + i), largest)
-        simd.set_entry(peak, 2 * (row + i) + 1, relative)
-        norm = simd.entry(watched, seen + NORM + i, zero)
-        largest = simd.maximum(largest, simd.entry(watched, seen + ROW + i, zero))
-        relative = simd.maximum(relative, simd.entry(watched, seen + COLUMN + i, zero))
+            relative = simd.maximum(value * number.entry(peak, 2 * n + columns[c], none), relative)
+        inverse = number.inverse(number.entry(data, square + i * r + i, zero))
+        number.set_entry(data, square + i * r + i, inverse)
+        number.set_entry(peak, 2 * (row + i), largest)
+        number.set_entry(peak, 2 * (row + i) + 1, relative)
+        norm = number.entry(watched, seen + NORM + i, none)
+        largest = simd.maximum(largest, number.entry(watched, seen + ROW + i, none))
+        relative = simd.maximum(relative, number.entry(watched, seen + COLUMN + i, none))
         by_row, by_column = simd.maximum(largest / norm, by_row), simd.maximum(relative, by_column)
-        loss = simd.maximum(simd.entry(watched, seen + PIVOT + i, zero) * simd.absolute(inverse), loss)
-        sick = simd.fma(norm, zero, simd.fma(inverse, zero, sick))
+        loss = simd.maximum(number.entry(watched, seen + PIVOT + i, none) * number.absolute(inverse), loss)
+        sick = number.fma(norm, none, number.fma(number.absolute(inverse), none, sick))
     return by_row, by_column, loss, sick
 
 
@@ -465,21 +502,24 @@ def _finish_half(at, p, data, watched, seen, zero, one):
 
     All terms of a pivot are squares, so none is larger than the matrix's entry there.
     """
-    row, square, loss, sick = np.int64(at.first[p]), at.base[p], zero, zero
+    row, square, none = np.int64(at.first[p]), at.base[p], number.absolute(zero)
+    loss = sick = none
     r, size = np.int64(at.first[p + 1]) - row, at.column_ptr[p + 1] - at.column_ptr[p]
     for c in range(size):
         for i in range(min(np.int64(c + 1), r)):
-            x = simd.entry(data, square + c * r + i, zero)
+            x = number.entry(data, square + c * r + i, zero)
             for k in range(i):
-                u = simd.entry(data, square + c * r + k, zero)
-                x = simd.fma(zero - simd.entry(data, square + i * r + k, zero), u, x)
+                u = number.entry(data, square + c * r + k, zero)
+                left = number.conjugate(number.entry(data, square + i * r + k, zero), True)
+                x = number.fma(zero - left, u, x)
             if i == c:
-                inverse = one / simd.square_root(x)
-                loss = simd.maximum(simd.entry(watched, seen + PIVOT + i, zero) * inverse * inverse, loss)
-                sick = simd.fma(simd.entry(watched, seen + NORM + i, zero), zero, simd.fma(inverse, zero, sick))
-                simd.set_entry(data, square + c * r + i, inverse)
+                inverse = one / simd.square_root(number.real_part(x))
+                loss = simd.maximum(number.entry(watched, seen + PIVOT + i, none) * inverse * inverse, loss)
+                sick = number.fma(number.entry(watched, seen + NORM + i, none), none, number.fma(inverse, none, sick))
+                number.set_entry(data, square + c * r + i, number.of_real(inverse, zero))
             else:
-                simd.set_entry(data, square + c * r + i, x * simd.entry(data, square + i * r + i, zero))
+                by_pivot = number.times(x, number.entry(data, square + i * r + i, zero))
+                number.set_entry(data, square + c * r + i, by_pivot)
     return loss, sick
 
 
@@ -490,49 +530,50 @@ def _finish_signed(at, p, data, watched, seen, shift, zero, one):
 
     With G = |U|ᵀ |D⁻¹| |U|, terms of an entry (i, j) are at most √(G[i, i] G[j, j]): those of pivots bound all others.
     """
-    row, square, growth, loss, sick = np.int64(at.first[p]), at.base[p], zero, zero, zero
+    row, square, none = np.int64(at.first[p]), at.base[p], number.absolute(zero)
+    growth = loss = sick = none
     r, size = np.int64(at.first[p + 1]) - row, at.column_ptr[p + 1] - at.column_ptr[p]
     shifts, least = shift
     for i in range(r):
-        terms, norm = simd.entry(watched, seen + PIVOT + i, zero), simd.entry(watched, seen + NORM + i, zero)
+        terms, norm = number.entry(watched, seen + PIVOT + i, none), number.entry(watched, seen + NORM + i, none)
         for k in range(i):
-            value = simd.entry(data, square + i * r + k, zero)
-            left = value * simd.entry(data, square + k * r + k, zero)
-            terms = simd.fma(simd.absolute(value), simd.absolute(left), terms)
+            value = number.entry(data, square + i * r + k, zero)
+            left = number.times(number.conjugate(value, True), number.entry(data, square + k * r + k, zero))
+            terms = number.fma(number.absolute(value), number.absolute(left), terms)
             for c in range(i, size):
-                x, u = simd.entry(data, square + c * r + i, zero), simd.entry(data, square + c * r + k, zero)
-                simd.set_entry(data, square + c * r + i, simd.fma(zero - left, u, x))
-        pivot, sign = simd.entry(data, square + i * r + i, zero), at.signs[row + i]
-        size_of = simd.absolute(pivot) if sign == 0 else (pivot if sign > 0 else zero - pivot)
+                x, u = number.entry(data, square + c * r + i, zero), number.entry(data, square + c * r + k, zero)
+                number.set_entry(data, square + c * r + i, number.fma(zero - left, u, x))
+        pivot, sign = number.real_part(number.entry(data, square + i * r + i, zero)), at.signs[row + i]
+        size_of = number.absolute(pivot) if sign == 0 else (pivot if sign > 0 else none - pivot)
         enough = simd.maximum(size_of, norm * least)
         moved = enough - size_of  # away from 0, towards the sign
-        moved = simd.copysign(moved, pivot) if sign == 0 else (moved if sign > 0 else zero - moved)
-        enough = simd.copysign(enough, pivot) if sign == 0 else (enough if sign > 0 else zero - enough)
+        moved = simd.copysign(moved, pivot) if sign == 0 else (moved if sign > 0 else none - moved)
+        enough = simd.copysign(enough, pivot) if sign == 0 else (enough if sign > 0 else none - enough)
         inverse = one / enough
-        simd.set_entry(shifts, row + i, moved)
-        simd.set_entry(data, square + i * r + i, inverse)
+        number.set_entry(shifts, row + i, moved)
+        number.set_entry(data, square + i * r + i, number.of_real(inverse, zero))
         growth = simd.maximum(terms / norm, growth)
-        loss = simd.maximum(terms * simd.absolute(inverse), loss)
-        sick = simd.fma(norm, zero, simd.fma(pivot, zero, simd.fma(inverse, zero, sick)))
+        loss = simd.maximum(terms * number.absolute(inverse), loss)
+        sick = number.fma(norm, none, number.fma(pivot, none, number.fma(inverse, none, sick)))
     return growth, loss, sick
 
 
 @simd.device
-def _raise(watched, i, value, zero):
-    simd.set_entry(watched, i, simd.maximum(value, simd.entry(watched, i, zero)))
+def _raise(watched, i, value, none):
+    number.set_entry(watched, i, simd.maximum(value, number.entry(watched, i, none)))
 
 
 @simd.device
 def _divide(data, left, r, square, n, zero):
     """``X = X U⁻¹`` for r rows and n columns of L; `square`: the panel's own columns."""
     for c in range(n):
-        inverse = simd.entry(data, square + c * n + c, zero)
+        inverse = number.entry(data, square + c * n + c, zero)
         for i in range(r):
-            x = simd.entry(data, left + c * r + i, zero)
+            x = number.entry(data, left + c * r + i, zero)
             for k in range(c):
-                x = simd.fma(zero - simd.entry(data, left + k * r + i, zero),
-                             simd.entry(data, square + c * n + k, zero), x)  # fmt: skip
-            simd.set_entry(data, left + c * r + i, x * inverse)
+                x = number.fma(zero - number.entry(data, left + k * r + i, zero),
+                             number.entry(data, square + c * n + k, zero), x)  # fmt: skip
+            number.set_entry(data, left + c * r + i, number.times(x, inverse))
 
 
 @simd.device
@@ -577,98 +618,98 @@ def _subtract(source, left, data, base, r, right, n, columns, count, slot, first
 @simd.device
 def _four(source, left, data, base, right, n, columns, count, slot):
     """Four rows of one matrix and n rows of U, 1 to 4; those that are missing have the first one's vector, unused."""
-    a = 0.0 - simd.load_four(source, left)
-    b = 0.0 - simd.load_four(source, left + 4 * min(1, n - 1))
-    c = 0.0 - simd.load_four(source, left + 4 * min(2, n - 1))
-    d = 0.0 - simd.load_four(source, left + 4 * min(3, n - 1))
+    a = 0.0 - number.load_four(source, left)
+    b = 0.0 - number.load_four(source, left + 4 * min(1, n - 1))
+    c = 0.0 - number.load_four(source, left + 4 * min(2, n - 1))
+    d = 0.0 - number.load_four(source, left + 4 * min(3, n - 1))
     if n == 4:
         for i in range(count):
             at, u = base + slot[columns[i]], right + 4 * i
-            x = simd.fma(b, data[u + 1], simd.fma(a, data[u], simd.load_four(data, at)))
-            simd.store(data, at, simd.fma(d, data[u + 3], simd.fma(c, data[u + 2], x)))
+            x = number.fma(b, data[u + 1], number.fma(a, data[u], number.load_four(data, at)))
+            number.store(data, at, number.fma(d, data[u + 3], number.fma(c, data[u + 2], x)))
     elif n == 3:
         for i in range(count):
             at, u = base + slot[columns[i]], right + 3 * i
-            x = simd.fma(b, data[u + 1], simd.fma(a, data[u], simd.load_four(data, at)))
-            simd.store(data, at, simd.fma(c, data[u + 2], x))
+            x = number.fma(b, data[u + 1], number.fma(a, data[u], number.load_four(data, at)))
+            number.store(data, at, number.fma(c, data[u + 2], x))
     elif n == 2:
         for i in range(count):
             at, u = base + slot[columns[i]], right + 2 * i
-            simd.store(data, at, simd.fma(b, data[u + 1], simd.fma(a, data[u], simd.load_four(data, at))))
+            number.store(data, at, number.fma(b, data[u + 1], number.fma(a, data[u], number.load_four(data, at))))
     else:
         for i in range(count):
             at = base + slot[columns[i]]
-            simd.store(data, at, simd.fma(a, data[right + i], simd.load_four(data, at)))
+            number.store(data, at, number.fma(a, data[right + i], number.load_four(data, at)))
 
 
 @simd.device
 def _two_by_four(source, data, base, r, left, right, n, columns, count, slot, zero):
-    a0, b0 = zero - simd.entry(source, left, zero), zero - simd.entry(source, left + 1, zero)
-    a1, b1 = zero - simd.entry(source, left + r, zero), zero - simd.entry(source, left + r + 1, zero)
-    a2, b2 = zero - simd.entry(source, left + 2 * r, zero), zero - simd.entry(source, left + 2 * r + 1, zero)
-    a3, b3 = zero - simd.entry(source, left + 3 * r, zero), zero - simd.entry(source, left + 3 * r + 1, zero)
+    a0, b0 = zero - number.entry(source, left, zero), zero - number.entry(source, left + 1, zero)
+    a1, b1 = zero - number.entry(source, left + r, zero), zero - number.entry(source, left + r + 1, zero)
+    a2, b2 = zero - number.entry(source, left + 2 * r, zero), zero - number.entry(source, left + 2 * r + 1, zero)
+    a3, b3 = zero - number.entry(source, left + 3 * r, zero), zero - number.entry(source, left + 3 * r + 1, zero)
     for c in range(count):
         at, u = base + slot[columns[c]], right + n * c
-        x, y, v = simd.entry(data, at, zero), simd.entry(data, at + 1, zero), simd.entry(data, u, zero)
-        x, y, v = simd.fma(a0, v, x), simd.fma(b0, v, y), simd.entry(data, u + 1, zero)
-        x, y, v = simd.fma(a1, v, x), simd.fma(b1, v, y), simd.entry(data, u + 2, zero)
-        x, y, v = simd.fma(a2, v, x), simd.fma(b2, v, y), simd.entry(data, u + 3, zero)
-        simd.set_entry(data, at, simd.fma(a3, v, x))
-        simd.set_entry(data, at + 1, simd.fma(b3, v, y))
+        x, y, v = number.entry(data, at, zero), number.entry(data, at + 1, zero), number.entry(data, u, zero)
+        x, y, v = number.fma(a0, v, x), number.fma(b0, v, y), number.entry(data, u + 1, zero)
+        x, y, v = number.fma(a1, v, x), number.fma(b1, v, y), number.entry(data, u + 2, zero)
+        x, y, v = number.fma(a2, v, x), number.fma(b2, v, y), number.entry(data, u + 3, zero)
+        number.set_entry(data, at, number.fma(a3, v, x))
+        number.set_entry(data, at + 1, number.fma(b3, v, y))
 
 
 @simd.device
 def _two_by_two(source, data, base, r, left, right, n, columns, count, slot, zero):
-    a0, b0 = zero - simd.entry(source, left, zero), zero - simd.entry(source, left + 1, zero)
-    a1, b1 = zero - simd.entry(source, left + r, zero), zero - simd.entry(source, left + r + 1, zero)
+    a0, b0 = zero - number.entry(source, left, zero), zero - number.entry(source, left + 1, zero)
+    a1, b1 = zero - number.entry(source, left + r, zero), zero - number.entry(source, left + r + 1, zero)
     for c in range(count):
         at, u = base + slot[columns[c]], right + n * c
-        x, y, v = simd.entry(data, at, zero), simd.entry(data, at + 1, zero), simd.entry(data, u, zero)
-        x, y, v = simd.fma(a0, v, x), simd.fma(b0, v, y), simd.entry(data, u + 1, zero)
-        simd.set_entry(data, at, simd.fma(a1, v, x))
-        simd.set_entry(data, at + 1, simd.fma(b1, v, y))
+        x, y, v = number.entry(data, at, zero), number.entry(data, at + 1, zero), number.entry(data, u, zero)
+        x, y, v = number.fma(a0, v, x), number.fma(b0, v, y), number.entry(data, u + 1, zero)
+        number.set_entry(data, at, number.fma(a1, v, x))
+        number.set_entry(data, at + 1, number.fma(b1, v, y))
 
 
 @simd.device
 def _two_by_one(source, data, base, left, right, n, columns, count, slot, zero):
-    a, b = zero - simd.entry(source, left, zero), zero - simd.entry(source, left + 1, zero)
+    a, b = zero - number.entry(source, left, zero), zero - number.entry(source, left + 1, zero)
     for c in range(count):
-        at, v = base + slot[columns[c]], simd.entry(data, right + n * c, zero)
-        simd.set_entry(data, at, simd.fma(a, v, simd.entry(data, at, zero)))
-        simd.set_entry(data, at + 1, simd.fma(b, v, simd.entry(data, at + 1, zero)))
+        at, v = base + slot[columns[c]], number.entry(data, right + n * c, zero)
+        number.set_entry(data, at, number.fma(a, v, number.entry(data, at, zero)))
+        number.set_entry(data, at + 1, number.fma(b, v, number.entry(data, at + 1, zero)))
 
 
 @simd.device
 def _one_by_four(source, data, base, r, left, right, n, columns, count, slot, zero):
-    a0, a1 = zero - simd.entry(source, left, zero), zero - simd.entry(source, left + r, zero)
-    a2, a3 = zero - simd.entry(source, left + 2 * r, zero), zero - simd.entry(source, left + 3 * r, zero)
+    a0, a1 = zero - number.entry(source, left, zero), zero - number.entry(source, left + r, zero)
+    a2, a3 = zero - number.entry(source, left + 2 * r, zero), zero - number.entry(source, left + 3 * r, zero)
     for c in range(count):
         at, u = base + slot[columns[c]], right + n * c
-        x = simd.fma(a0, simd.entry(data, u, zero), simd.entry(data, at, zero))
-        x = simd.fma(a1, simd.entry(data, u + 1, zero), x)
-        x = simd.fma(a2, simd.entry(data, u + 2, zero), x)
-        simd.set_entry(data, at, simd.fma(a3, simd.entry(data, u + 3, zero), x))
+        x = number.fma(a0, number.entry(data, u, zero), number.entry(data, at, zero))
+        x = number.fma(a1, number.entry(data, u + 1, zero), x)
+        x = number.fma(a2, number.entry(data, u + 2, zero), x)
+        number.set_entry(data, at, number.fma(a3, number.entry(data, u + 3, zero), x))
 
 
 @simd.device
 def _one_by_two(source, data, base, r, left, right, n, columns, count, slot, zero):
-    a0, a1 = zero - simd.entry(source, left, zero), zero - simd.entry(source, left + r, zero)
+    a0, a1 = zero - number.entry(source, left, zero), zero - number.entry(source, left + r, zero)
     for c in range(count):
         at, u = base + slot[columns[c]], right + n * c
-        x = simd.fma(a0, simd.entry(data, u, zero), simd.entry(data, at, zero))
-        simd.set_entry(data, at, simd.fma(a1, simd.entry(data, u + 1, zero), x))
+        x = number.fma(a0, number.entry(data, u, zero), number.entry(data, at, zero))
+        number.set_entry(data, at, number.fma(a1, number.entry(data, u + 1, zero), x))
 
 
 @simd.device
 def _one_by_one(source, data, base, left, right, n, columns, count, slot, zero):
-    _add_row(zero - simd.entry(source, left, zero), data, base, right, n, columns, count, slot, zero)
+    _add_row(zero - number.entry(source, left, zero), data, base, right, n, columns, count, slot, zero)
 
 
 @simd.device
 def _add_row(a, data, base, right, n, columns, count, slot, zero):
     for c in range(count):
         at = base + slot[columns[c]]
-        simd.set_entry(data, at, simd.fma(a, simd.entry(data, right + n * c, zero), simd.entry(data, at, zero)))
+        number.set_entry(data, at, number.fma(a, number.entry(data, right + n * c, zero), number.entry(data, at, zero)))
 
 
 # ---- solves ----------------------------------------------------------------------------------------------------------
@@ -684,7 +725,7 @@ def _solve_part(part, table, data, size, shared, b, x, batch, transposed):
     (at, count, n), lu = _pointers(table), simd.pointer(data)
     given, result, lanes = simd.pointer(b), simd.pointer(x), LINE // data.itemsize
     room = np.empty((n + PANEL) * lanes, b.dtype)
-    y, zero, none = simd.pointer(room), b.dtype.type(0), simd.zeros_of(lu, LINE)
+    y, zero, none = simd.pointer(room), b.dtype.type(0), number.zeros_of(lu, LINE)
     if batch == 1:
         _substitute(at, count, n, lu, zero, given, result, batch, 0, y, zero, transposed)
     elif shared:
@@ -700,7 +741,7 @@ def _substitute(at, count, n, data, like, b, x, batch, s, y, zero, transposed):
     """Forward, then backward, for one block of right-hand sides. `like`: the factors' entries, `zero`: those of y."""
     into, out = (at.order, at.rows) if transposed else (at.rows, at.order)
     for i in range(n):
-        simd.set_entry(y, i, simd.samples(b, np.int64(into[i]) * batch + s, batch - s, zero))
+        number.set_entry(y, i, number.samples(b, np.int64(into[i]) * batch + s, batch - s, zero))
     for p in range(count):
         if transposed or at.half:
             _upper(at, p, data, like, y, n, zero, True)
@@ -712,7 +753,7 @@ def _substitute(at, count, n, data, like, b, x, batch, s, y, zero, transposed):
         else:
             _upper(at, p, data, like, y, n, zero, False)
     for i in range(n):
-        simd.set_samples(x, np.int64(out[i]) * batch + s, simd.entry(y, i, zero), batch - s)
+        number.set_samples(x, np.int64(out[i]) * batch + s, number.entry(y, i, zero), batch - s)
 
 
 @simd.device
@@ -723,19 +764,19 @@ def _lower(at, p, data, like, y, zero, transposed):
     square = base + own * r
     if transposed:
         for i in range(r - 1, 0, -1):
-            value = zero - simd.entry(y, row + i, zero)
+            value = zero - number.entry(y, row + i, zero)
             for k in range(i):
-                left = simd.entry(data, square + k * r + i, like)
-                simd.set_entry(y, row + k, simd.fma(left, value, simd.entry(y, row + k, zero)))
-        _scatter(data, base, r, columns, own, like, y, row, zero)
+                left = number.entry(data, square + k * r + i, like)
+                number.set_entry(y, row + k, number.fma(left, value, number.entry(y, row + k, zero)))
+        _scatter(data, base, r, columns, own, like, y, row, False, zero)
     else:
         _collect(data, base, r, columns, own, like, y, row, zero)
         for i in range(1, r):
-            value = simd.entry(y, row + i, zero)
+            value = number.entry(y, row + i, zero)
             for k in range(i):
-                left = simd.entry(data, square + k * r + i, like)
-                value = simd.fma(left, zero - simd.entry(y, row + k, zero), value)
-            simd.set_entry(y, row + i, value)
+                left = number.entry(data, square + k * r + i, like)
+                value = number.fma(left, zero - number.entry(y, row + k, zero), value)
+            number.set_entry(y, row + i, value)
 
 
 @simd.device
@@ -747,26 +788,26 @@ def _upper(at, p, data, like, y, n, zero, transposed):
     columns, count = simd.advance(at.columns, begin + r), at.column_ptr[p + 1] - begin - r
     if transposed:
         for i in range(r):
-            value = simd.entry(y, row + i, zero)
+            value = number.entry(y, row + i, zero)
             for k in range(i):
-                right = simd.entry(data, square + i * r + k, like)
-                value = simd.fma(right, zero - simd.entry(y, row + k, zero), value)
-            simd.set_entry(y, row + i, value * simd.entry(data, square + i * r + i, like))
-        _scatter(data, tail, r, columns, count, like, y, row, zero)
+                right = number.conjugate(number.entry(data, square + i * r + k, like), at.half)
+                value = number.fma(right, zero - number.entry(y, row + k, zero), value)
+            number.set_entry(y, row + i, number.times(value, number.entry(data, square + i * r + i, like)))
+        _scatter(data, tail, r, columns, count, like, y, row, at.half, zero)
     else:
         signed = at.half and not at.definite
         into = n if signed else row
         for i in range(r if signed else 0):
-            simd.set_entry(y, n + i, zero)
+            number.set_entry(y, n + i, zero)
         _collect(data, tail, r, columns, count, like, y, into, zero)
         for i in range(r - 1, -1, -1):
-            value = simd.entry(y, into + i, zero)
+            value = number.entry(y, into + i, zero)
             for k in range(i + 1, r):
-                right = simd.entry(data, square + k * r + i, like)
-                value = simd.fma(right, zero - simd.entry(y, row + k, zero), value)
-            inverse = simd.entry(data, square + i * r + i, like)
-            before = simd.entry(y, row + i, zero)
-            simd.set_entry(y, row + i, simd.fma(value, inverse, before) if signed else value * inverse)
+                right = number.entry(data, square + k * r + i, like)
+                value = number.fma(right, zero - number.entry(y, row + k, zero), value)
+            inverse = number.entry(data, square + i * r + i, like)
+            before = number.entry(y, row + i, zero)
+            number.set_entry(y, row + i, number.fma(value, inverse, before) if signed else number.times(value, inverse))
 
 
 @simd.device
@@ -774,26 +815,27 @@ def _collect(data, base, r, columns, count, like, y, row, zero):
     """``y[row + i] -= Σ_c data[c, i] y[columns[c]]`` for the r rows of a panel."""
     i = 0
     while i + 2 <= r:
-        t0, t1 = simd.entry(y, row + i, zero), simd.entry(y, row + i + 1, zero)
+        t0, t1 = number.entry(y, row + i, zero), number.entry(y, row + i + 1, zero)
         for c in range(count):
-            value = zero - simd.entry(y, columns[c], zero)
-            t0 = simd.fma(simd.entry(data, base + c * r + i, like), value, t0)
-            t1 = simd.fma(simd.entry(data, base + c * r + i + 1, like), value, t1)
-        simd.set_entry(y, row + i, t0)
-        simd.set_entry(y, row + i + 1, t1)
+            value = zero - number.entry(y, columns[c], zero)
+            t0 = number.fma(number.entry(data, base + c * r + i, like), value, t0)
+            t1 = number.fma(number.entry(data, base + c * r + i + 1, like), value, t1)
+        number.set_entry(y, row + i, t0)
+        number.set_entry(y, row + i + 1, t1)
         i += 2
     if i < r:
-        t = simd.entry(y, row + i, zero)
+        t = number.entry(y, row + i, zero)
         for c in range(count):
-            t = simd.fma(simd.entry(data, base + c * r + i, like), zero - simd.entry(y, columns[c], zero), t)
-        simd.set_entry(y, row + i, t)
+            t = number.fma(number.entry(data, base + c * r + i, like), zero - number.entry(y, columns[c], zero), t)
+        number.set_entry(y, row + i, t)
 
 
 @simd.device
-def _scatter(data, base, r, columns, count, like, y, row, zero):
-    """``y[columns[c]] -= Σ_i data[c, i] y[row + i]``."""
+def _scatter(data, base, r, columns, count, like, y, row, conjugated, zero):
+    """``y[columns[c]] -= Σ_i data[c, i] y[row + i]``, or with the complex conjugates of the data."""
     for c in range(count):
-        value = simd.entry(y, columns[c], zero)
+        value = number.entry(y, columns[c], zero)
         for i in range(r):
-            value = simd.fma(simd.entry(data, base + c * r + i, like), zero - simd.entry(y, row + i, zero), value)
-        simd.set_entry(y, columns[c], value)
+            multiple = number.conjugate(number.entry(data, base + c * r + i, like), conjugated)
+            value = number.fma(multiple, zero - number.entry(y, row + i, zero), value)
+        number.set_entry(y, columns[c], value)
