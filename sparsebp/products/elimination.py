@@ -15,6 +15,8 @@ from sparsebp.patterns.pattern import SparsityPattern
 
 SPARE = 4
 """Entries of L that two rows of one panel have together at most, if their columns differ."""
+PIECES = 32
+"""Tasks whose work would be that of the whole: so much, at most, has a subtree that one thread eliminates."""
 FEW = 50
 """One row of this many in such a pair, at least: else pairs are not worth finding the structure again."""
 
@@ -87,17 +89,18 @@ def lay_out(
     column, back = np.empty(kept, np.int32), np.empty(len(left), np.int32)
     structure.locate(pattern.indptr, pattern.indices, rows, place, first, column_ptr, columns, base, left_ptr, left,
                      half, np.empty(n, np.int64), entry_ptr, source, target, column, back)  # fmt: skip
+    rest = np.diff(column_ptr) - own - sizes
+    later = np.diff(column_ptr)[left] - back if half else rest[left] + sizes[left] / 2
+    of_left = np.repeat(np.arange(len(sizes)), np.diff(left_ptr))
+    work = np.bincount(of_left, sizes[of_left] * sizes[left] * later, len(sizes)) + sizes**2 * rest / 2
+    tasks = structure.cut_tasks(left_ptr, left, first, work, work.sum() / PIECES, factor.PANEL, factor.GROUP)
     panels = factor.Panels(
         first=first.astype(np.int32), column_ptr=column_ptr, columns=columns, own=own, base=base, left_ptr=left_ptr,
         left=left, back=back, entry_ptr=entry_ptr, source=source, target=target, column=column, rows=rows, order=order,
-        signs=np.zeros(0, np.int8), half=half, definite=half,
+        signs=np.zeros(0, np.int8), tasks=tasks, half=half, definite=half,
     )  # fmt: skip
     panels = panels._replace(source=across(pattern, panels, source)) if half else panels
-    rest = np.diff(column_ptr) - own - sizes
-    later = np.diff(column_ptr)[left] - back if half else rest[left] + sizes[left] / 2
-    of_left = np.repeat(sizes, np.diff(left_ptr))
-    work = int((of_left * sizes[left] * later).sum() + (sizes**2 * rest / 2).sum())
-    return int(base[-1]), 2 * work, panels
+    return int(base[-1]), 2 * int(work.sum()), panels
 
 
 def across(pattern: SparsityPattern, panels: Any, source: np.ndarray) -> np.ndarray:

@@ -858,6 +858,7 @@ def test_structure(n, density, block, symmetric, half, seed):
         for q in lefts:
             assert {c for c in columns[q] if c >= (rows[0] if half else at.first[q + 1])} <= columns[p]
         assert {*np.flatnonzero(filled[rows[0] : rows[-1] + 1, : rows[0]].any(axis=0))} <= {*whole}
+    assert [at.tasks[0], at.tasks[-1]] == [0, len(at.own)] and (np.diff(at.tasks) > 0).all()
     assert plan.fill == at.base[-1] == sum(len(c) * r for c, r in zip(columns, np.diff(at.first), strict=True))
 
 

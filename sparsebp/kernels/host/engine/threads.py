@@ -594,6 +594,16 @@ def next_part(words, me, parts, turn):
 
 
 @numba.njit(**INNER_JIT)
+def wait_for(word):
+    """Wait until a word, which another thread of the job writes, is no longer 0."""
+    looks, ready = 0, wall_clock()
+    while atomic_load(word) == 0:
+        looks += 1
+        if looks % _LOOKS == 0 and wall_clock() - ready > _SPIN:
+            usleep(_NAP)  # the other thread may wait for this very core
+
+
+@numba.njit(**INNER_JIT)
 def end_part(words, part, turn):
     """Report a part as done."""
     atomic_store(words + _LINE * part, 2 * turn + 2)

@@ -411,6 +411,48 @@ def list_columns(first, node, begins, left_ptr, left, tail_ptr, tails, heads, ha
 
 
 @numba.njit(**SERIAL)
+def cut_tasks(left_ptr, left, first, work, most, panel, group):
+    """Return where tasks begin, and the number of panels: subtrees of at most so much work, or groups above them.
+
+    A panel's parent is the first one that takes a multiple of it. Panels of a group are whole, `panel` rows.
+    """
+    count = len(first) - 1
+    parent, total = np.full(count, -1), work.copy()
+    for p in range(count):
+        for q in range(left_ptr[p], left_ptr[p + 1]):
+            if parent[left[q]] < 0:
+                parent[left[q]] = p
+    for p in range(count):
+        if parent[p] >= 0:
+            total[parent[p]] += total[p]
+    bounds, tasks, p, light = np.empty(count + 1, np.int64), 0, 0, 0.0
+    bounds[0] = 0
+    while p < count:
+        if total[p] > most:
+            end = p + 1
+            while (end < count and end - p < group and total[end] > most
+                   and first[end + 1] - first[p] == (end + 1 - p) * panel):  # fmt: skip
+                end += 1
+            if light > 0:  # subtrees that have been collected
+                tasks, light = tasks + 1, 0.0
+                bounds[tasks] = p
+            tasks, p = tasks + 1, end
+            bounds[tasks] = p
+            continue
+        begin = p
+        while parent[p] >= 0 and total[parent[p]] <= most:  # to the root of the subtree
+            p = parent[p]
+        if light > 0 and light + total[p] > most:
+            tasks, light = tasks + 1, 0.0
+            bounds[tasks] = begin
+        light, p = light + total[p] + 1.0, p + 1
+    if light > 0:
+        tasks += 1
+        bounds[tasks] = count
+    return bounds[: tasks + 1].copy()
+
+
+@numba.njit(**SERIAL)
 def locate(indptr, indices, rows, place, first, column_ptr, columns, base, left_ptr, left, half,
            slot, entry_ptr, source, target, column, back):  # fmt: skip
     """Write `Panels`' fields of these names; `place`: the number of every column of the matrix; `slot`: (n,) int64."""

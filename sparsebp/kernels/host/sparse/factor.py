@@ -24,11 +24,12 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
+from sparsebp.core import threads
 from sparsebp.core.check import Array
 from sparsebp.kernels.host.engine import real_or_complex as number
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL, span
-from sparsebp.kernels.host.engine.threads import in_parts, team_for
+from sparsebp.kernels.host.engine.threads import atomic_add, atomic_store, in_parts, team_for, wait_for
 
 PANEL = 4
 """Rows of a panel at most."""
@@ -37,6 +38,8 @@ LINE = 64
 operations, and takes up to twice as long for each sample."""
 GROUP = 4
 """Panels that are eliminated together at most: they fit into the second cache with a batch."""
+SHARED = 5_000
+"""Multiply-adds of a task on average, at least, from which threads share one matrix."""
 CHUNK = 32
 """Columns of a panel of U that are read for all rows of another at a time: they fit into the first cache."""
 NORM, ROW, COLUMN, PIVOT = range(0, 4 * PANEL, PANEL)
@@ -70,6 +73,9 @@ class Panels(NamedTuple):
     signs
         Of symmetric matrices that are not positive definite, what sign each pivot should have, (n,) int8: 1, -1, or 0
         for any. Of others (0,).
+    tasks
+        The first panel of every task, and the number of panels, (tasks + 1,) int64. Threads share one matrix by tasks:
+        subtrees of little work, and groups of the panels above them.
     half
         Whether the matrices are symmetric, and U alone is kept. Then `own` is 0, and `entry_ptr`, `source`, `target`
         and `column` are those of entries on the diagonal and above.
@@ -92,18 +98,31 @@ class Panels(NamedTuple):
     rows: Any
     order: Any
     signs: Any
+    tasks: Any
     half: bool
     definite: bool
 
 
+_COUNTS = Panels._fields.index("half")
+"""Where `table_of` has the first number behind the addresses."""
+_NO_WORDS = np.zeros(1, np.int64)
+
+
 def table_of(panels: Panels) -> Array:
-    """Return the addresses of a structure's arrays, the number of panels and of rows, and both flags, as int64.
+    """Return the addresses of a structure's arrays, the numbers of panels, rows and tasks, and both flags, as int64.
 
     Numba takes a quarter of a microsecond for every array that it is passed: more than a small matrix needs. The arrays
     have to be kept.
     """
     *arrays, half, definite = panels
-    numbers = *(array.ctypes.data for array in arrays), len(panels.own), len(panels.rows), half, definite
+    numbers = (
+        *(array.ctypes.data for array in arrays),
+        len(panels.own),
+        len(panels.rows),
+        len(panels.tasks) - 1,
+        half,
+        definite,
+    )
     return np.array(numbers, np.int64)
 
 
@@ -160,9 +179,15 @@ def factorise(
         least `least` times the 1-norm of its row.
     """
     blocks, size, lanes = data.shape
-    team = team_for(blocks, work * blocks * lanes)
     arrays = (values.reshape(-1), blocked.reshape(-1), data.reshape(-1))
-    _factorise(team, blocks, table, *arrays, size, growth, loss, shifts.reshape(-1), growth.dtype.type(least))
+    arguments = table, *arrays, size, growth, loss, shifts.reshape(-1), growth.dtype.type(least)
+    if lanes > 1:
+        _factorise(team_for(blocks, work * blocks * lanes), blocks, *arguments)
+        return
+    panels, tasks = table[_COUNTS], table[_COUNTS + 2]
+    parts = threads.count() if work > SHARED * tasks else 1
+    words = np.zeros(1 + panels, np.int64) if parts > 1 else _NO_WORDS
+    _factorise_one(team_for(parts, work), parts, words, *arguments)
 
 
 def solve(table: Array, data: Array, b: Array, x: Array, transposed: bool) -> None:
@@ -201,10 +226,11 @@ def _pointers(table):
         simd.address(at[12], np.int32(0)),
         simd.address(at[13], np.int32(0)),
         simd.address(at[14], np.int8(0)),
-        at[17] != 0,
-        at[18] != 0,
+        simd.address(at[15], np.int64(0)),
+        at[_COUNTS + 3] != 0,
+        at[_COUNTS + 4] != 0,
     )
-    return panels, at[15], at[16]
+    return panels, at[_COUNTS], at[_COUNTS + 1]
 
 
 # ---- L and U ---------------------------------------------------------------------------------------------------------
@@ -221,9 +247,6 @@ def _take_part(part, table, values, blocked, data, size, growth, loss, shifts, l
     """Write a part of the matrices' entries, for all blocks: values are read in the order of memory."""
     batch, given, block = len(growth), simd.pointer(values), simd.pointer(blocked)
     lanes, nnz = LINE // values.itemsize, len(values) // batch
-    if batch == 1:
-        simd.copy(block, given, nnz)
-        return
     none, blocks = number.zeros_of(given, LINE), (batch + lanes - 1) // lanes
     begin, end = span(part, blocks, nnz)
     for q in range(begin, end):
@@ -235,27 +258,22 @@ def _take_part(part, table, values, blocked, data, size, growth, loss, shifts, l
 @numba.njit(**INNER_SERIAL)
 def _factorise_part(part, table, values, blocked, data, size, growth, loss, shifts, least):
     at, count, n = _pointers(table)
-    batch = len(growth)
-    lanes = LINE // data.itemsize
-    step, nnz = 1 if batch == 1 else lanes, len(values) // batch
+    batch, lanes = len(growth), LINE // data.itemsize
     slots, following = np.empty(GROUP * n, np.int32), np.empty(GROUP, np.int64)
     peaks, watched = np.empty(3 * n * lanes, growth.dtype), np.empty(GROUP * SEEN * lanes, growth.dtype)
     multiples = np.empty(PANEL * PANEL * lanes, data.dtype)
     room = simd.pointer(peaks), simd.pointer(watched), simd.pointer(multiples)
     where = simd.pointer(following), simd.pointer(slots), *room
-    a = simd.advance(simd.pointer(blocked), part * nnz * step)
-    lu = simd.advance(simd.pointer(data), part * size * step)
-    shift = simd.advance(simd.pointer(shifts), part * n * step), least
-    if batch == 1:
-        zero, one = data.dtype.type(0), growth.dtype.type(1)
-        grown, lost = _eliminate(at, count, a, lu, where, shift, zero, one, True)
-        growth[0], loss[0] = grown, lost
-    else:
-        zeros = number.zeros_of(lu, LINE)
-        ones = number.absolute(zeros) + growth.dtype.type(1)
-        grown_of, lost_of = _eliminate(at, count, a, lu, where, shift, zeros, ones, False)
-        simd.store_n(simd.pointer(growth), part * step, grown_of, batch - part * step)
-        simd.store_n(simd.pointer(loss), part * step, lost_of, batch - part * step)
+    a = simd.advance(simd.pointer(blocked), part * (len(values) // batch) * lanes)
+    lu = simd.advance(simd.pointer(data), part * size * lanes)
+    shift = simd.advance(simd.pointer(shifts), part * n * lanes), least
+    zeros = number.zeros_of(lu, LINE)
+    ones = number.absolute(zeros) + growth.dtype.type(1)
+    _scale(at, n, a, room[0], zeros, ones)
+    by_row, by_column, lost, poison = _eliminate(at, n, np.int64(0), count, a, lu, where, shift, 0, zeros, ones, False)
+    grown = (ones if at.definite else by_row) if at.half else simd.minimum(by_row, by_column)
+    simd.store_n(simd.pointer(growth), part * lanes, grown + poison, batch - part * lanes)
+    simd.store_n(simd.pointer(loss), part * lanes, lost + poison, batch - part * lanes)
     simd.keep_alive(slots)
     simd.keep_alive(following)
     simd.keep_alive(peaks)
@@ -263,22 +281,62 @@ def _factorise_part(part, table, values, blocked, data, size, growth, loss, shif
     simd.keep_alive(multiples)
 
 
-@simd.device
-def _eliminate(at, count, values, data, where, shift, zero, one, single):
-    """Factorise the matrices of one block; return `growth` and `loss`.
+@numba.njit(**SERIAL)
+def _factorise_one(team, parts, words, table, values, blocked, data, size, growth, loss, shifts, least):
+    """Factorise one matrix, on several threads; `words`: the next task, and of each panel whether it is done."""
+    at, _, n = _pointers(table)
+    a, zero, one = simd.pointer(blocked), data.dtype.type(0), growth.dtype.type(1)
+    peaks, found = np.empty(3 * n, growth.dtype), np.zeros((parts, 4), growth.dtype)
+    simd.copy(a, simd.pointer(values), len(values))
+    _scale(at, n, a, simd.pointer(peaks), zero, one)
+    in_parts(_factorise_tasks, team, parts, (table, parts, words, blocked, data, peaks, shifts, least, found))
+    by_row = by_column = lost = poison = growth.dtype.type(0)
+    for part in range(parts):
+        by_row, by_column = max(by_row, found[part, 0]), max(by_column, found[part, 1])
+        lost, poison = max(lost, found[part, 2]), poison + found[part, 3]
+    growth[0] = ((one if at.definite else by_row) if at.half else min(by_row, by_column)) + poison
+    loss[0] = lost + poison
+    simd.keep_alive(peaks)
 
-    A panel of U is read once for all rows of a group, while it is in the cache. A maximum passes over NaN, so a sum of
-    what would be zeros otherwise keeps what is not finite.
+
+@numba.njit(**INNER_SERIAL)
+def _factorise_tasks(part, table, parts, words, blocked, data, peaks, shifts, least, found):
+    """Take tasks until there is none. They begin in order, so what a task waits for has begun before it."""
+    (at, count, n), whole = _pointers(table), simd.pointer(table)
+    slots, following = np.empty(GROUP * n, np.int32), np.empty(GROUP, np.int64)
+    watched, multiples = np.empty(GROUP * SEEN, found.dtype), np.empty(2 * PANEL * PANEL, data.dtype)
+    room = simd.pointer(peaks), simd.pointer(watched), simd.pointer(multiples)
+    where, shift = (simd.pointer(following), simd.pointer(slots), *room), (simd.pointer(shifts), least)
+    a, lu, next_task = simd.pointer(blocked), simd.pointer(data), words.ctypes.data
+    tasks, ready = (whole[_COUNTS + 2], next_task + 8) if parts > 1 else (1, 0)
+    zero, one, task = data.dtype.type(0), found.dtype.type(1), 0
+    while True:
+        task = atomic_add(next_task, 1) if parts > 1 else task
+        if task >= tasks:
+            break
+        begin, end = (at.tasks[task], at.tasks[task + 1]) if parts > 1 else (np.int64(0), count)
+        by_row, by_column, lost, poison = _eliminate(at, n, begin, end, a, lu, where, shift, ready, zero, one, True)
+        found[part, 0], found[part, 1] = max(found[part, 0], by_row), max(found[part, 1], by_column)
+        found[part, 2], found[part, 3] = max(found[part, 2], lost), found[part, 3] + poison
+        task += 1
+    simd.keep_alive(slots)
+    simd.keep_alive(following)
+    simd.keep_alive(watched)
+    simd.keep_alive(multiples)
+
+
+@simd.device
+def _eliminate(at, n, begin, count, values, data, where, shift, ready, zero, one, single):
+    """Factorise panels begin … count - 1 of the matrices of one block.
+
+    Return growth by row and by column, loss, and NaN where these may miss something. A panel of U is read once for all
+    rows of a group, while it is in the cache. A maximum passes over NaN, so a sum of what would be zeros otherwise
+    keeps what is not finite. `ready`: the address of words that say which panels are done; 0 on one thread.
     """
     following, slots, peak, watched, multiples = where
     none = number.absolute(zero)
     by_row = by_column = loss = poison = none
-    n, p = np.int64(at.first[count]), 0
-    if not at.half:
-        _scale_columns(at, n, values, peak, zero, one)
-    elif not at.definite:
-        for i in range(n):
-            number.set_entry(peak, i, none)
+    p = begin
     while p < count:
         end = p + 1
         while end < count and end - p < GROUP and at.first[end + 1] - at.first[p] == (end + 1 - p) * PANEL:
@@ -302,20 +360,59 @@ def _eliminate(at, count, values, data, where, shift, zero, one, single):
                     row, column, lost, sick = _finish(at, n, done, data, peak, watched, SEEN * (done - p), zero, one)
                     by_row, by_column = simd.maximum(row, by_row), simd.maximum(column, by_column)
                 loss, poison = simd.maximum(lost, loss), poison + sick
+                if ready != 0:
+                    atomic_store(ready + 8 * done, 1)
                 done += 1
                 continue
+            if ready != 0 and k < p:
+                wait_for(ready + 8 * k)
+            waiting = np.int64(-1)  # a panel of four rows: two of one matrix take their multiples together
             for i in range(done, end):
                 q = following[i - p]
                 if q < at.left_ptr[i + 1] and at.left[q] == k:
-                    slot, back = simd.advance(slots, (i - p) * n), np.int64(at.back[q])
+                    slot, four = simd.advance(slots, (i - p) * n), np.int64(0 if waiting < 0 else PANEL * PANEL)
                     room = peak, watched, SEEN * (i - p), multiples
-                    _subtract_panel(at, i, k, back, data, slot, room, zero, single)
+                    whole, low, high = _multiples(at, i, k, np.int64(at.back[q]), data, slot, room, four, zero)
                     following[i - p] = q + 1
+                    if whole:
+                        continue
+                    if not single or at.first[i + 1] - at.first[i] != 4:
+                        _subtract_panel(at, i, k, q, data, slot, multiples, low, high, zero, single)
+                    elif waiting < 0:
+                        waiting = np.int64(i)
+                    else:
+                        slot_of = simd.advance(slots, (waiting - p) * n)
+                        _subtract_pair(at, waiting, i, k, following[waiting - p] - 1, q, data, slot_of, slot, multiples)
+                        waiting = np.int64(-1)
+            if waiting >= 0:
+                q, slot = following[waiting - p] - 1, simd.advance(slots, (waiting - p) * n)
+                _subtract_panel(at, waiting, k, q, data, slot, multiples, 0, 4, zero, single)
         p = end
-    if at.half:
-        by_row = one if at.definite else by_row
-        by_column = by_row
-    return simd.minimum(by_row, by_column) + poison, loss + poison
+    return by_row, by_column, loss, poison
+
+
+@simd.device
+def _scale(at, n, values, peak, zero, one):
+    """Write what entries are compared with: of L and U by columns, with D⁻¹ the 1-norms of rows."""
+    if not at.half:
+        _scale_columns(at, n, values, peak, zero, one)
+    elif not at.definite:
+        _sum_rows(at, n, values, peak, zero)
+
+
+@simd.device
+def _sum_rows(at, n, values, peak, zero):
+    """Write the 1-norms of a symmetric matrix's rows, which continue below the diagonal."""
+    none = number.absolute(zero)
+    for i in range(n):
+        number.set_entry(peak, i, none)
+    for i in range(n):
+        for q in range(at.entry_ptr[i], at.entry_ptr[i + 1]):
+            source, below = at.source[q], np.int64(at.column[q])
+            value = number.absolute(number.entry(values, max(source, -1 - source), zero))
+            number.set_entry(peak, i, number.entry(peak, i, none) + value)
+            if below != i:
+                number.set_entry(peak, below, number.entry(peak, below, none) + value)
 
 
 @simd.device
@@ -333,26 +430,21 @@ def _scale_columns(at, n, values, peak, zero, one):
 
 @simd.device
 def _begin(at, p, values, data, slot, peak, watched, seen, zero):
-    """Write the matrix's entries of one panel, and where its columns are.
-
-    A row of a symmetric matrix continues below the diagonal: in the column that the rows before have added to `peak`.
-    """
+    """Write the matrix's entries of one panel, and where its columns are."""
     row, base, begin, own = np.int64(at.first[p]), at.base[p], at.column_ptr[p], np.int64(at.own[p])
     r, size = np.int64(at.first[p + 1]) - row, at.column_ptr[p + 1] - begin
     signed, none = at.half and not at.definite, number.absolute(zero)
     for i in range(base, base + size * r):
         number.set_entry(data, i, zero)
     for i in range(r):
-        norm = number.entry(peak, row + i, none) if signed else none
+        norm = none
         for q in range(at.entry_ptr[row + i], at.entry_ptr[row + i + 1]):
             source = at.source[q]
             value = number.conjugate(number.entry(values, max(source, -1 - source), zero), source < 0)
             number.set_entry(data, at.target[q], value)
             norm = norm + number.absolute(value)  # unlike a maximum it keeps NaN
-            if signed:
-                below = np.int64(at.column[q])
-                number.set_entry(peak, below, number.entry(peak, below, none) + number.absolute(value))
         diagonal = number.absolute(number.entry(data, base + (own + i) * r + i, zero))
+        norm = number.entry(peak, row + i, none) if signed else norm
         number.set_entry(watched, seen + NORM + i, norm)
         number.set_entry(watched, seen + ROW + i, none)
         number.set_entry(watched, seen + COLUMN + i, none)
@@ -362,24 +454,60 @@ def _begin(at, p, values, data, slot, peak, watched, seen, zero):
 
 
 @simd.device
-def _subtract_panel(at, p, k, back, data, slot, room, zero, single):
-    """Find the part of L in panel p that belongs to panel k, and subtract its multiple of U."""
+def _multiples(at, p, k, back, data, slot, room, four, zero):
+    """Find the part of L in panel p that belongs to panel k, in its place or, of a symmetric matrix, from `four` on.
+
+    Return whether its multiple has been subtracted already, and the first row with one and that behind the last.
+    """
     peak, watched, seen, multiples = room
     row, begin, lu, own = np.int64(at.first[p]), at.column_ptr[k], at.base[k], np.int64(at.own[k])
     r, n, size = np.int64(at.first[p + 1]) - row, np.int64(at.first[k + 1] - at.first[k]), at.column_ptr[k + 1] - begin
-    low, high = 0, r
+    low, high = np.int64(0), r
     if at.half and n == 1 and _one_row(at, row, r, begin, back, size):
         _subtract_row(at, row, begin, back, size, data, at.base[p], lu, slot, watched, seen, zero)
-        return
+        return True, low, high
     if at.half:
-        source, left, skip = multiples, 0, back
-        low, high = _mirror(at, row, r, begin, back, size, data, lu, n, multiples, watched, seen, zero)
+        low, high = _mirror(
+            at, row, r, begin, back, size, data, lu, n, simd.advance(multiples, four), watched, seen, zero
+        )
     else:
-        source, left, skip = data, at.base[p] + np.int64(slot[np.int64(at.first[k])]), own + n
+        left = at.base[p] + np.int64(slot[np.int64(at.first[k])])
         _divide(data, left, r, lu + own * n, n, zero)
         _watch(at, row, r, k, begin, back, size, data, left, lu, n, peak, watched, seen, zero)
-    columns, count = simd.advance(at.columns, begin + skip), size - skip
+    return False, low, high
+
+
+@simd.device
+def _subtract_panel(at, p, k, q, data, slot, multiples, low, high, zero, single):
+    """Subtract panel p's multiple of panel k's rows of U; q: the number of k among the panels of L."""
+    begin, lu, own = at.column_ptr[k], at.base[k], np.int64(at.own[k])
+    r, n = np.int64(at.first[p + 1] - at.first[p]), np.int64(at.first[k + 1] - at.first[k])
+    if at.half:
+        source, left, skip = multiples, np.int64(0), np.int64(at.back[q])
+    else:
+        source, left, skip = data, at.base[p] + np.int64(slot[np.int64(at.first[k])]), own + n
+    columns, count = simd.advance(at.columns, begin + skip), at.column_ptr[k + 1] - begin - skip
     _subtract(source, left, data, at.base[p], r, lu + skip * n, n, columns, count, slot, low, high, zero, single)
+
+
+@simd.device
+def _subtract_pair(at, one, other, k, of_one, of_other, data, slot, slot_of, multiples):
+    """Subtract the multiples of panel k's rows of U in two panels of four rows of one matrix; read U once for both."""
+    begin, lu, own = at.column_ptr[k], at.base[k], np.int64(at.own[k])
+    n, size = np.int64(at.first[k + 1] - at.first[k]), at.column_ptr[k + 1] - begin
+    if at.half:
+        source, left, left_of = multiples, np.int64(0), np.int64(PANEL * PANEL)
+        skip, both = np.int64(at.back[of_one]), np.int64(at.back[of_other])
+    else:
+        column = np.int64(at.first[k])
+        source, left, left_of = data, at.base[one] + np.int64(slot[column]), at.base[other] + np.int64(slot_of[column])
+        skip = both = own + n
+    if skip < both:
+        columns = simd.advance(at.columns, begin + skip)
+        _four(source, left, data, at.base[one], lu + skip * n, n, columns, both - skip, slot)
+    columns = simd.advance(at.columns, begin + both)
+    _eight(source, left, left_of, data, at.base[one], at.base[other], lu + both * n, n, columns, size - both, slot,
+           slot_of)  # fmt: skip
 
 
 @simd.device
@@ -640,6 +768,32 @@ def _four(source, left, data, base, right, n, columns, count, slot):
         for i in range(count):
             at = base + slot[columns[i]]
             number.store(data, at, number.fma(a, data[right + i], number.load_four(data, at)))
+
+
+@simd.device
+def _eight(source, left, left_of, data, base, base_of, right, n, columns, count, slot, slot_of):
+    """`_four` for two panels, whose vectors meet each of U's numbers while it is in a register."""
+    a, a_of = 0.0 - number.load_four(source, left), 0.0 - number.load_four(source, left_of)
+    second, third, fourth = 4 * min(1, n - 1), 4 * min(2, n - 1), 4 * min(3, n - 1)
+    b, b_of = 0.0 - number.load_four(source, left + second), 0.0 - number.load_four(source, left_of + second)
+    c, c_of = 0.0 - number.load_four(source, left + third), 0.0 - number.load_four(source, left_of + third)
+    d, d_of = 0.0 - number.load_four(source, left + fourth), 0.0 - number.load_four(source, left_of + fourth)
+    for i in range(count):
+        at, at_of, u = base + slot[columns[i]], base_of + slot_of[columns[i]], right + n * i
+        x, y = (
+            number.fma(a, data[u], number.load_four(data, at)),
+            number.fma(a_of, data[u], number.load_four(data, at_of)),
+        )
+        if n == 4:
+            x, y = number.fma(b, data[u + 1], x), number.fma(b_of, data[u + 1], y)
+            x, y = number.fma(c, data[u + 2], x), number.fma(c_of, data[u + 2], y)
+            x, y = number.fma(d, data[u + 3], x), number.fma(d_of, data[u + 3], y)
+        elif n > 1:
+            x, y = number.fma(b, data[u + 1], x), number.fma(b_of, data[u + 1], y)
+            if n > 2:
+                x, y = number.fma(c, data[u + 2], x), number.fma(c_of, data[u + 2], y)
+        number.store(data, at, x)
+        number.store(data, at_of, y)
 
 
 @simd.device
