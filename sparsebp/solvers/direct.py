@@ -38,7 +38,7 @@ class CacheInfo(NamedTuple):
     replanned
         Hits whose values wanted other pivots than the plan's: it was made again.
     passed_on
-        Matrices that SciPy factorised: complex, singular to working precision, not finite, or with options of SuperLU.
+        Matrices that SciPy factorised: singular to working precision, not finite, or with options of SuperLU.
     maxsize, currsize
         Plans that are kept at most, and are kept.
     """
@@ -317,8 +317,6 @@ def _factorise(A: Any) -> Any:
     """Factorise a square matrix in CSR or CSC; return a `SparseLU`, or what SciPy makes of it."""
     from scipy.sparse import csc_array, csr_array
 
-    if A.dtype.kind == "c":
-        return _pass_on(A, None)
     transposed, end = A.format == "csc", int(A.indptr[-1])
     indices, values = A.indices[:end], A.data[:end]
     found = _plans.find(A.indptr, indices)

@@ -22,7 +22,7 @@ from sparsebp.solvers import direct
 from strategies import seeds, sizes
 
 FORMATS = ["csr", "csc", "coo", "lil", "dok", "bsr", "dia", "dense"]
-DTYPES = [np.float32, np.float64, np.int64, np.int8, np.bool_]
+DTYPES = [np.float32, np.float64, np.complex64, np.complex128, np.int64, np.int8, np.bool_]
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +91,7 @@ def test_solutions_shapes_and_dtypes_are_scipys(n, density, kind, dtype, of_b, c
         assert expected.shape == x.shape and expected.dtype == x.dtype
 
 
-@given(n=sizes(1, 30), dtype=st.sampled_from([np.float32, np.float64]),
+@given(n=sizes(1, 30), dtype=st.sampled_from([np.float32, np.float64, np.complex64, np.complex128]),
        kind=st.sampled_from(["csr", "csc"]), trans=st.sampled_from("NTH"), seed=seeds)  # fmt: skip
 def test_factors_are_permuted_triangles(n, dtype, kind, trans, seed):
     """Pr A Pc = L U with ones on the diagonal of L; solves with A, Aᵀ and Aᴴ."""
