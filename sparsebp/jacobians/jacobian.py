@@ -16,7 +16,7 @@ from sparsebp import kernels
 from sparsebp.core import backend, graphs
 from sparsebp.core.check import Array, check_integer
 from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError, within_memory
-from sparsebp.core.shortcuts import batch_axes_of, belongs, forward_of, is_lone, may_be_lone, says
+from sparsebp.core.shortcuts import batch_axes_of, forward_of, is_lone, may_be_lone, says, shortcuts_of
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.pattern import check_patterns, values_on
 from sparsebp.products import plan_product
@@ -326,7 +326,7 @@ def jacobian_of(
     """Return the transposed Jacobian of the forward that saved `saved`."""
     # shape, out_shape: of the input and the output. like: an array of their dtype, on their device. coupled: whether
     # layers inside may have coupled samples in the mode of that forward.
-    own = belongs(layer, "jacobian_t")
+    own = "jacobian_t" in shortcuts_of(layer)
     axes = getattr(layer, "batch_axes", (0, 0)) if own else batch_axes_of(layer)  # a chain's layers may disagree
     coupled = coupled or (not own and _couples(layer, saved))
     # A layer of layers that says nothing itself may have an unbatched sample, or couple samples, by what these say.
@@ -366,7 +366,7 @@ def jacobian_of(
 
 
 def _couples(layer: Any, saved: Any) -> bool:
-    if _has(layer, "couples_samples") and not belongs(layer, "couples_samples"):
+    if _has(layer, "couples_samples") and "couples_samples" not in shortcuts_of(layer):
         raise OptionError(f"{type(layer).__qualname__} overrides the backward pass, but not couples_samples",
                           expected="couples_samples(saved) defined or restated in the class",
                           got="an inherited couples_samples")  # fmt: skip
@@ -375,7 +375,7 @@ def _couples(layer: Any, saved: Any) -> bool:
 
 def _input_grad(layer: Any, saved: Any) -> Callable[[Array], Array]:
     """Return the layer's input gradient as a function of gy alone."""
-    if belongs(layer, "gradients"):
+    if "gradients" in shortcuts_of(layer):
         return lambda gy: layer.gradients(gy, saved).input
     return lambda gy: layer.input_grad(gy, saved)
 

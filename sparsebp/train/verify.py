@@ -15,7 +15,7 @@ from sparsebp import nn
 from sparsebp.core import backend
 from sparsebp.core.check import BACKWARDS, Array, Backward, Seed, check_choice, check_generator
 from sparsebp.core.errors import MemoryLimitError, OptionError, SparseBPError
-from sparsebp.core.shortcuts import belongs, is_lone
+from sparsebp.core.shortcuts import is_lone
 from sparsebp.jacobians.jacobian import jacobian_of
 from sparsebp.nn.gradients import gradients_of
 from sparsebp.nn.recurrent.layers import Recurrent
@@ -340,7 +340,7 @@ def _jacobian_checks(model: nn.Layer, run: _Run, rng: np.random.Generator, memor
     """Yield a check of every `jacobian_t` of a user's class, then one of all others."""
     ours: dict[str, tuple[Array, Array]] = {}
     for name, layer, x, y, saved, _ in _forwards(model, run):
-        if not belongs(layer, "jacobian_t"):
+        if "jacobian_t" not in layer.valid_shortcuts:
             continue
         own = not _is_ours(layer.jacobian_t)
         if (layer.children and not own) or x.dtype.kind != "f":
@@ -415,14 +415,14 @@ def _forwards(model: nn.Layer, run: _Run) -> list[tuple[str, nn.Layer, Array, Ar
 
     before = [(layer, vars(layer).get("forward")) for _, layer in layers.values()]
     for name, layer in layers.values():
-        vars(layer)["forward"] = watched(name, layer, layer.forward)
+        layer.forward = watched(name, layer, layer.forward)  # type: ignore[method-assign]
     try:
         run.forward(model)
     finally:
         for layer, own in before:
-            del vars(layer)["forward"]
+            del layer.forward
             if own is not None:
-                vars(layer)["forward"] = own
+                layer.forward = own  # type: ignore[method-assign]
     return list(seen.values())
 
 
