@@ -111,13 +111,15 @@ class Kernels:
 
     Attributes
     ----------
+    xp
+        The namespace of the arrays, ``numpy`` or ``cupy``.
     unchecked
         The host's kernels without their checks, for callers that have checked their arrays; on a device, these kernels.
         Every argument has to be given; None stands for a default.
     """
 
     def __init__(self, run: Any) -> None:
-        self._run = run
+        self._run, self.xp = run, run.xp
         self.unchecked = run if run.unchecked else self
 
     # A sparse matrix times vectors and diagonals, gathers, and the values of transposed Jacobians.

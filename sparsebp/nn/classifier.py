@@ -68,7 +68,7 @@ class SequenceClassifier(Layer):
             _, rnn_saved = rnn.forward_time_major(x, lengths=lengths)
         else:
             _, rnn_saved = forward_of(rnn, x, **({} if lengths is None else {"lengths": lengths}))
-        states = rnn_saved.h_n[-rnn.directions :]
+        states = rnn_saved.last[0][-rnn.directions :]
         features = states[0] if len(states) == 1 else states.transpose(1, 0, 2).reshape(states.shape[1], -1)
         logits, head_saved = forward_of(head, features)
         return logits, ClassifierSaved(rnn_saved, head_saved)

@@ -123,7 +123,7 @@ class Linear(Prunable):
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return y (..., out_features) for x (..., in_features); `saved` is x."""
         xp, weight = self._checked(x)
-        rows = _rows(xp, x, self.in_features)
+        rows = x if xp is np and x.ndim == 2 else _rows(xp, x, self.in_features)
         y = host_pool.empty(xp, (len(rows), self.out_features), weight.dtype)
         kernels.get(xp).unchecked.affine(rows, weight, self.params.get("bias"), y)
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features), x
@@ -154,7 +154,9 @@ class Linear(Prunable):
     def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
         """Return ``{"weight": gyᵀ x, "bias": Σ gy}``, summed over all leading axes."""
         xp, gy, x = self._matrices(gy, saved)
-        grads = {name: host_pool.empty(xp, array.shape, array.dtype) for name, array in self.params.items()}
+        grads = {"weight": host_pool.empty(xp, self.params["weight"].shape, gy.dtype)}
+        if "bias" in self.params:
+            grads["bias"] = xp.empty(self.out_features, gy.dtype)
         kernels.get(xp).unchecked.affine_grad(gy, x, grads["weight"], grads.get("bias"))
         return grads | {"weight": self._kept(grads["weight"])}
 
@@ -177,6 +179,8 @@ class Linear(Prunable):
         """Check gy; return its namespace, and gy and x as matrices."""
         weight = self.params["weight"]
         xp = check_gy(gy, (*saved.shape[:-1], self.out_features), weight.dtype, weight)
+        if xp is np and gy.ndim == 2:
+            return xp, gy, saved
         return xp, _rows(xp, gy, self.out_features), _rows(xp, saved, self.in_features)
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:

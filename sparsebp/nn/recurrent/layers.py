@@ -26,7 +26,7 @@ from sparsebp.core.errors import OptionError
 from sparsebp.nn.basic import dropout_mask
 from sparsebp.nn.gradients import NamedGradients
 from sparsebp.nn.layer import Fixed, Layer, batch_first_axes, check_gy, check_input, check_sequence_input, turned
-from sparsebp.nn.modes import NothingKept, keeps
+from sparsebp.nn.modes import NothingKept, inference
 from sparsebp.nn.parameters import parameter_dtype
 from sparsebp.nn.recurrent import runs
 from sparsebp.nn.recurrent.carried import carrying
@@ -178,7 +178,7 @@ class Recurrent(Layer):
         xp = check_sequence_input(x, self.input_size, weight)
         y = x if x.flags.c_contiguous and not self.batch_first else turned(x, self.batch_first)
         steps, batch, _ = y.shape
-        carried = carrying() if initial is None else None
+        carried = carrying.carried if initial is None else None
         initial = initial if carried is None else carried.take(self, batch)
         if initial is not None:
             for name, shape, array in zip(self.cell.states, self.state_shapes(batch), initial, strict=True):
@@ -186,7 +186,7 @@ class Recurrent(Layer):
                     check_input(array, name=f"{name}0", dtype=weight.dtype, shape=shape, like=weight)
         valid = None if lengths is None else parse_lengths(lengths, steps, batch, xp)
         choice = None
-        if keeps():
+        if inference.depth == 0:
             choice = choose(
                 self.options, self.cell, (steps, batch, self.hidden_size), weight.dtype, xp,
                 input_size=self.input_size, layers=self.num_layers, directions=self.directions,

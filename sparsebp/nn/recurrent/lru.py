@@ -136,7 +136,7 @@ class LRU(Layer):
         x = turned(x, self.batch_first)
         steps, batch, _ = x.shape
         wide = self._complex(like.dtype)
-        carried = carrying() if h0 is None else None
+        carried = carrying.carried if h0 is None else None
         (h0,) = (h0,) if carried is None else carried.take(self, batch) or (None,)
         if h0 is not None:
             check_input(h0, name="h0", dtype=wide, shape=(1, batch, self.hidden_size), like=like)

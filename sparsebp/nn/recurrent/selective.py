@@ -138,7 +138,7 @@ class SelectiveScan(Layer):
         xp = check_sequence_input(x, self.d_inner, self.params["D"])
         x = turned(x, self.batch_first)
         steps, batch, _ = x.shape
-        carried = carrying() if h0 is None else None
+        carried = carrying.carried if h0 is None else None
         (h0,) = (h0,) if carried is None else carried.take(self, batch) or (None,)
         if h0 is not None:
             like = self.params["D"]
