@@ -32,7 +32,7 @@ STANDS_FOR: Mapping[str, Sequence[str]] = {
     "kernel_grad": ("function", "slope"),
     # These read what forward saved for I.
     "couples_samples": ("input_grad", "gradients"),
-    "lone": ("input_grad", "gradients"),
+    "unbatched": ("input_grad", "gradients"),
     "choices": ("input_grad", "weight_grad", "gradients"),
     # In place of W.
     "weight_grad_factors": ("weight_grad", "gradients"),
@@ -170,17 +170,17 @@ def says(layer: Any, name: str) -> bool:
     return home is not None and not _is_base(home)
 
 
-def is_lone(layer: Any, saved: Any, shape: Sequence[int]) -> bool:
+def is_unbatched(layer: Any, saved: Any, shape: Sequence[int]) -> bool:
     """Whether a forward had an unbatched sample, by the layer's method or else by the shape of x."""
-    axes_alone = getattr(layer, "children", None) and says(layer, "sample_axes") and not says(layer, "lone")
-    if axes_alone or "lone" not in shortcuts_of(layer):
-        return hasattr(layer, "lone") and len(shape) <= getattr(layer, "sample_axes", 1)
-    return bool(layer.lone(saved))
+    axes_alone = getattr(layer, "children", None) and says(layer, "sample_axes") and not says(layer, "unbatched")
+    if axes_alone or "unbatched" not in shortcuts_of(layer):
+        return hasattr(layer, "unbatched") and len(shape) <= getattr(layer, "sample_axes", 1)
+    return bool(layer.unbatched(saved))
 
 
-def may_be_lone(layer: Any, shape: Sequence[int]) -> bool:
+def may_be_unbatched(layer: Any, shape: Sequence[int]) -> bool:
     """Whether x may be an unbatched sample, by its axes, for a layer inside one that does not say."""
-    if not getattr(layer, "children", None) or says(layer, "lone") or says(layer, "sample_axes"):
+    if not getattr(layer, "children", None) or says(layer, "unbatched") or says(layer, "sample_axes"):
         return False
     return any(len(shape) == inner.sample_axes > 1 for _, inner in layer.modules())
 

@@ -16,7 +16,7 @@ from sparsebp import kernels
 from sparsebp.core import backend, graphs
 from sparsebp.core.check import Array, check_integer
 from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError, within_memory
-from sparsebp.core.shortcuts import batch_axes_of, forward_of, is_lone, may_be_lone, says, shortcuts_of
+from sparsebp.core.shortcuts import batch_axes_of, forward_of, is_unbatched, may_be_unbatched, says, shortcuts_of
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.pattern import check_patterns, values_on
 from sparsebp.products import plan_product
@@ -330,21 +330,21 @@ def jacobian_of(
     axes = getattr(layer, "batch_axes", (0, 0)) if own else batch_axes_of(layer)  # a chain's layers may disagree
     coupled = coupled or (not own and _couples(layer, saved))
     # A layer of layers that says nothing itself may have an unbatched sample, or couple samples, by what these say.
-    lone_inside = not own and may_be_lone(layer, shape)
+    unbatched_inside = not own and may_be_unbatched(layer, shape)
     may_couple = coupled and bool(getattr(layer, "children", None)) and not says(layer, "couples_samples")
     in_axis, out_axis = axes or (0, 0)
     batch, *input_shape = _moved(shape, in_axis)
     out_batch, *output_shape = _moved(out_shape, out_axis)
-    if is_lone(layer, saved, shape) or out_batch != batch or (len(shape) == 1 and not own):
+    if is_unbatched(layer, saved, shape) or out_batch != batch or (len(shape) == 1 and not own):
         raise _no_batch_axis(shape)
     samples: dict[str, Any] = {
         "input_shape": tuple(input_shape), "output_shape": tuple(output_shape), "batch_axes": (in_axis, out_axis),
     }  # fmt: skip
     if not own:
         back = _input_grad(layer, saved)
-        if lone_inside or may_couple or (axes is None and not coupled):
+        if unbatched_inside or may_couple or (axes is None and not coupled):
             coupled = not _stand_apart(back, batch, out_shape, (in_axis, out_axis), like)
-            if coupled and lone_inside:
+            if coupled and unbatched_inside:
                 raise _no_batch_axis(shape)
         if coupled:
             where = "" if axes else "; or say batch_axes in the class, if the batch is not on axis 0"

@@ -352,7 +352,7 @@ class Softmax(Layer):
             kernels.get(xp).unchecked.softmax_grad(*given, self.log, gx.reshape(shape))
         return gx
 
-    def lone(self, saved: Array) -> bool:
+    def unbatched(self, saved: Array) -> bool:
         """Whether x was one vector."""
         return saved.ndim < 2
 

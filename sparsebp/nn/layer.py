@@ -193,7 +193,7 @@ class Layer(metaclass=LayerType):
     """Where the batch is among the axes of the input and of the output: (0, 0) unless the class says otherwise. A layer
     around layers that put it elsewhere must say."""
     sample_axes: int = 1
-    """Number of axes of an unbatched sample, see `lone`."""
+    """Number of axes of an unbatched sample, see `unbatched`."""
     finite_buffers: ClassVar[frozenset[str]] = frozenset()
     """Buffers that must be finite, as parameters: running statistics. Others, as masks with -inf, may hold anything."""
     optional: ClassVar[tuple[str, ...]] = ()
@@ -486,7 +486,7 @@ class Layer(metaclass=LayerType):
             return True  # it is only known of a saved value
         return any(map(may_couple, self.children.values()))
 
-    def lone(self, saved: Any) -> bool:
+    def unbatched(self, saved: Any) -> bool:
         """Whether that forward had an unbatched sample, so that its first axis is not the batch."""
         return False
 
@@ -832,7 +832,7 @@ def check_sequence_input(x: Array, features: int, like: Array) -> ModuleType:
     return xp
 
 
-def turned(array: Array, batch_first: bool) -> Array:
+def swap_batch_time(array: Array, batch_first: bool) -> Array:
     """Return (T, B, n) from an array in a layer's order of axes, or the other way round; C-contiguous."""
     return backend.namespace(array).ascontiguousarray(array.transpose(1, 0, 2) if batch_first else array)
 

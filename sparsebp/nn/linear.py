@@ -194,7 +194,7 @@ class Linear(Prunable):
             entries=prod(shape[1:-1]) * (weight.size if mask is None else int(np.count_nonzero(mask))),
         )
 
-    def lone(self, saved: Array) -> bool:
+    def unbatched(self, saved: Array) -> bool:
         """Whether x was one vector."""
         return saved.ndim == 1
 

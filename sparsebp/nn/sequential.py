@@ -18,7 +18,7 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.check import Array, Backward, ScanAlgorithm, check_scan_options
 from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
-from sparsebp.core.shortcuts import batch_axes_of, forward_of, is_lone, may_be_lone
+from sparsebp.core.shortcuts import batch_axes_of, forward_of, is_unbatched, may_be_unbatched
 from sparsebp.nn import fused
 from sparsebp.nn.gradients import Gradients, Shared, gradients_of
 from sparsebp.nn.layer import Layer, check_gy, check_layer, dotted, inherits_coupling, input_grad_work, may_couple
@@ -110,15 +110,15 @@ class Link(NamedTuple):
         known = "couples_samples" in self.layer.valid_shortcuts and not self.coupled
         return not known or self.layer.couples_samples(self.saved)
 
-    def lone(self) -> bool:
+    def unbatched(self) -> bool:
         """Whether the layer's forward had an unbatched sample."""
-        return is_lone(self.layer, self.saved, self.shape)
+        return is_unbatched(self.layer, self.saved, self.shape)
 
-    def may_be_lone(self) -> bool:
+    def may_be_unbatched(self) -> bool:
         """Whether it may have had one, or a layer inside."""
-        if isinstance(self.layer, Container) and "lone" in self.layer.valid_shortcuts:
-            return any(link.may_be_lone() for link in self.layer._parts(self.saved))
-        return may_be_lone(self.layer, self.shape)
+        if isinstance(self.layer, Container) and "unbatched" in self.layer.valid_shortcuts:
+            return any(link.may_be_unbatched() for link in self.layer._parts(self.saved))
+        return may_be_unbatched(self.layer, self.shape)
 
     def choices(self, prefix: str) -> Iterator[tuple[str, str, str]]:
         """Yield the layer's choices under that name."""
@@ -141,7 +141,7 @@ class Link(NamedTuple):
         matrix, its columns go back through the layers inside instead, as gradients at the output.
         """
         full = product.pattern.kind == "dense" and isinstance(self.layer, Container)
-        if not full or self.couples_samples() or self.may_be_lone() or self.layer.batch_axes != (0, 0):
+        if not full or self.couples_samples() or self.may_be_unbatched() or self.layer.batch_axes != (0, 0):
             return self.jacobian_t(like) @ product
         from sparsebp.jacobians.jacobian import dense_product
 
@@ -171,9 +171,9 @@ class Container(Layer):
         """Whether any layer inside may couple the samples."""
         return any(map(may_couple, self.children.values()))
 
-    def lone(self, saved: Any) -> bool:
+    def unbatched(self, saved: Any) -> bool:
         """Whether any layer inside had an unbatched sample."""
-        return any(link.lone() for link in self._parts(saved))
+        return any(link.unbatched() for link in self._parts(saved))
 
     @property
     def stepwise(self) -> bool:
@@ -326,7 +326,7 @@ class ChainBackward:
 def _stands_alone(link: Link) -> bool:
     """Whether a layer has no Jacobian a sample that a scan could chain: its samples meet, or are not on axis 0."""
     axes = batch_axes_of(link.layer)
-    return link.couples_samples() or axes != (0, 0) or link.lone() or link.may_be_lone()
+    return link.couples_samples() or axes != (0, 0) or link.unbatched() or link.may_be_unbatched()
 
 
 def _masks(segment: Sequence[Link]) -> tuple[bytes, ...]:

@@ -15,7 +15,7 @@ from sparsebp import nn
 from sparsebp.core import backend
 from sparsebp.core.check import BACKWARDS, Array, Backward, Seed, check_choice, check_generator
 from sparsebp.core.errors import MemoryLimitError, OptionError, SparseBPError
-from sparsebp.core.shortcuts import is_lone
+from sparsebp.core.shortcuts import is_unbatched
 from sparsebp.jacobians.jacobian import jacobian_of
 from sparsebp.nn.gradients import gradients_of
 from sparsebp.nn.recurrent.layers import Recurrent
@@ -345,7 +345,7 @@ def _jacobian_checks(model: nn.Layer, run: _Run, rng: np.random.Generator, memor
         own = not _is_ours(layer.jacobian_t)
         if (layer.children and not own) or x.dtype.kind != "f":
             continue
-        if Link(layer, saved, x.shape, y.shape).couples_samples() or is_lone(layer, saved, x.shape):
+        if Link(layer, saved, x.shape, y.shape).couples_samples() or is_unbatched(layer, saved, x.shape):
             continue  # no sample has one
         if layer.input_grad_work(x.shape, saved).entries * x.dtype.itemsize > memory_limit:
             yield Check("jacobian", name, float("nan"), "", "it would need more than memory_limit")

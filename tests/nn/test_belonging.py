@@ -149,7 +149,7 @@ def test_a_layer_without_a_sparse_jacobian_has_a_dense_one_also_with_a_replaced_
         layer.input_grad = lambda gy, saved: 2 * gy
 
 
-def test_a_lone_sample_is_none_with_overridden_methods_either():
+def test_an_unbatched_sample_is_none_with_overridden_methods_either():
     conv = scaled(nn.Conv2d, 2, 2, 3, padding=1, **REAL)
     rng = np.random.default_rng(0)
     x, gy = rng.standard_normal((2, 4, 4)), rng.standard_normal((2, 4, 4))
