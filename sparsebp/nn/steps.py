@@ -107,8 +107,8 @@ class ValidSteps:
 
 
 def class_steps(loss: Any, model: Any, prediction: Array, target: Array) -> ValidSteps | None:
-    """Return all steps if a prediction of three axes is (N, T, C), where `ClassLoss` wants the classes on axis 1."""
-    if not isinstance(loss, ClassLoss):
+    """Return all steps if a prediction (N, T, C) has its classes last, where `ClassLoss` wants them on axis 1."""
+    if prediction.ndim != 3 or not isinstance(loss, ClassLoss):
         return None
     steps = prediction.shape[:2]
     if target.dtype.kind == "f":  # probabilities
@@ -133,7 +133,7 @@ def seen_by_loss(
 ) -> tuple[Array, Array, ValidSteps | None]:
     """Return prediction and target as a loss is to see them, and if these are rows of steps, which."""
     if lengths is None:
-        valid = class_steps(loss, model, prediction, target) if prediction.ndim == 3 else None
+        valid = class_steps(loss, model, prediction, target)
     else:
         valid = ValidSteps.of(model, output_steps(model), x, target, lengths)
     if valid is None:
