@@ -123,7 +123,7 @@ class Linear(Prunable):
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return y (..., out_features) for x (..., in_features); `saved` is x."""
         xp, weight = self._checked(x)
-        rows = x if xp is np and x.ndim == 2 else _rows(xp, x, self.in_features)
+        rows = _rows(xp, x, self.in_features)
         y = host_pool.empty(xp, (len(rows), self.out_features), weight.dtype)
         kernels.get(xp).unchecked.affine(rows, weight, self.params.get("bias"), y)
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features), x
@@ -179,8 +179,6 @@ class Linear(Prunable):
         """Check gy; return its namespace, and gy and x as matrices."""
         weight = self.params["weight"]
         xp = check_gy(gy, (*saved.shape[:-1], self.out_features), weight.dtype, weight)
-        if xp is np and gy.ndim == 2:
-            return xp, gy, saved
         return xp, _rows(xp, gy, self.out_features), _rows(xp, saved, self.in_features)
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:
