@@ -55,7 +55,9 @@ class Backend:
         from cuda_on_cpu.loader import ExecutorLoader
         from sparsebp.kernels.device import DeviceKernels
 
-        return Kernels(DeviceKernels(CheckedNumpy(), ExecutorLoader(order=self.name.split("-")[1])))
+        found = Kernels(DeviceKernels(CheckedNumpy(), ExecutorLoader(order=self.name.split("-")[1])))
+        found.xp = np  # of the arrays that layers make
+        return found
 
     def array(self, values: Any, dtype: Any = None) -> Array:
         """Return a new C-contiguous array of this backend holding `values`."""

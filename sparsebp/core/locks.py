@@ -72,6 +72,7 @@ _held = threading.local()
 
 def _compiler_locks() -> list[Any]:
     """Return the locks of Numba and llvmlite, if imported, in the order in which Numba takes them."""
+    # Both are private. A child in which another thread's compilation, or call of LLVM, holds one never compiles again.
     numba, llvmlite = (sys.modules.get(name) for name in ("numba.core.compiler_lock", "llvmlite.binding.ffi"))
     locks = (
         getattr(getattr(numba, "global_compiler_lock", None), "_lock", None),

@@ -1,18 +1,19 @@
-"""Whether a layer's shortcuts still match its methods: a program may override some methods and inherit the rest.
+"""Which shortcuts of a layer still match its methods: a program may override some methods and inherit the rest.
 
 In addition to `forward` and backward (`input_grad` and `weight_grad`, or `gradients`), a layer may do the same work in
 another form: the Jacobian, two layers in one pass, a gradient as two factors. Such a shortcut was written for certain
 methods. If a subclass, or an assignment to an object or a class, replaces one of them, the inherited shortcut computes
 something else.
 
-So callers of a shortcut ask `belongs` first, and else call the methods. A class that restates an inherited shortcut
+So a class says in `valid_shortcuts` which of them hold: when it is made, and whenever one of these attributes is
+assigned. An object with methods of its own says it in its place. A class that restates an inherited shortcut
 (``jacobian_t = nn.Linear.jacobian_t``) declares it valid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
+import abc
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from sparsebp.core.errors import OptionError
@@ -31,7 +32,7 @@ STANDS_FOR: Mapping[str, Sequence[str]] = {
     "kernel_grad": ("function", "slope"),
     # These read what forward saved for I.
     "couples_samples": ("input_grad", "gradients"),
-    "lone": ("input_grad", "gradients"),
+    "unbatched": ("input_grad", "gradients"),
     "choices": ("input_grad", "weight_grad", "gradients"),
     # In place of W.
     "weight_grad_factors": ("weight_grad", "gradients"),
@@ -51,21 +52,79 @@ STANDS_FOR: Mapping[str, Sequence[str]] = {
 """The methods that each shortcut replaces."""
 
 
-class _Written:
-    """The methods with which a class was written, and the known answers about its shortcuts."""
-
-    __slots__ = ("answers", "is_base", "methods")
-
-    def __init__(self, methods: Mapping[str, Any], is_base: bool) -> None:
-        self.methods, self.is_base = methods, is_base
-        self.answers: dict[Any, tuple[Sequence[str], Callable[[type], Any], Any, bool]] = {}
+_WATCHED = frozenset((*METHODS, *_INNER, *STANDS_FOR))
 
 
-def record(kind: type, *, is_base: bool = False) -> None:
-    """Record the methods of a class as written; later assignments count as replacements."""
-    # A class decorator may call this again. is_base: its shortcuts are defaults that are right for any layer.
-    names = {*METHODS, *_INNER, *STANDS_FOR}
-    kind._written = _Written({name: getattr(kind, name, None) for name in names}, is_base)  # type: ignore[attr-defined]
+class LayerType(abc.ABCMeta):
+    """The type of layer classes."""
+
+    # The first class of this type is the base of all layers: its shortcuts are right for any layer.
+
+    _written: Mapping[str, Any]
+    valid_shortcuts: frozenset[str]
+
+    def __init__(cls, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        record(cls)
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in _WATCHED:
+            _say(cls)
+
+    def __delattr__(cls, name: str) -> None:
+        super().__delattr__(name)
+        if name in _WATCHED:
+            _say(cls)
+
+
+def record(kind: LayerType) -> None:
+    """Record the methods of a class as written: shortcuts and methods assigned from now on are replacements."""
+    # A class decorator calls this again.
+    kind._written = {name: getattr(kind, name, None) for name in _WATCHED}
+    _say(kind)
+
+
+def _say(kind: Any) -> None:
+    """Let a class and those derived from it say which shortcuts hold."""
+    kind.valid_shortcuts = frozenset(name for name in STANDS_FOR if _holds(kind, name))
+    for derived in kind.__subclasses__():
+        _say(derived)
+
+
+def say_own(layer: Any, name: str) -> None:
+    """Let an object whose attribute of that name has been assigned or deleted say which shortcuts hold for it."""
+    if name in _WATCHED:
+        own = vars(layer)
+        if own.keys().isdisjoint(_WATCHED):
+            own.pop("valid_shortcuts", None)
+        else:
+            own["valid_shortcuts"] = _OfObject(layer)
+
+
+class _OfObject:
+    """The shortcuts of an object that has methods of its own, or is no layer of ours: found each time."""
+
+    __slots__ = ("_layer",)
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+
+    def __contains__(self, shortcut: str) -> bool:
+        layer, kind, own = self._layer, type(self._layer), getattr(self._layer, "__dict__", {})
+        if shortcut in own:  # assigned last
+            return defines(layer, shortcut)
+        if own.keys().isdisjoint(STANDS_FOR[shortcut]):
+            return _holds(kind, shortcut)
+        return defines(kind, shortcut) and any(
+            _is_base(cls) and getattr(kind, shortcut) is vars(cls)["_written"][shortcut] for cls in kind.__mro__
+        )
+
+
+def shortcuts_of(layer: Any) -> Any:
+    """Return the container of the shortcuts that hold for a layer, or for any object that has methods of one."""
+    known = getattr(layer, "valid_shortcuts", None)
+    return _OfObject(layer) if known is None else known
 
 
 def only_described(method: T) -> T:
@@ -80,76 +139,48 @@ def defines(kind: Any, shortcut: str) -> bool:
     return found is not None and not getattr(found, "only_described", False)
 
 
-def belongs(layer: Any, shortcut: str, methods: Sequence[str] | None = None) -> bool:
-    """Whether a layer has a shortcut that was written for its current methods (None: those in `STANDS_FOR`)."""
-    kind = type(layer)
-    try:  # runs several times per layer and step
-        names, methods_of, seen, answer = kind.__dict__["_written"].answers[shortcut, methods]
-        if methods_of(kind) == seen and layer.__dict__.keys().isdisjoint(names):
-            return bool(answer)
-    except KeyError:
-        pass
-    return _found(layer, kind, shortcut, methods)
-
-
-def _found(layer: Any, kind: type, shortcut: str, given: Sequence[str] | None) -> bool:
-    """Compute `belongs` without the recorded answers, and record the answer."""
-    methods = STANDS_FOR[shortcut] if given is None else given
-    has = defines(kind, shortcut)
-    own: Mapping[str, Any] = getattr(layer, "__dict__", {})
-    if shortcut in own:  # assigned to the object last
-        return defines(layer, shortcut)
-    if not own.keys().isdisjoint(methods):
-        return has and any(written.is_base and getattr(kind, shortcut) is written.methods[shortcut]
-                           for written in _records(kind))  # fmt: skip
-    names = (shortcut, *methods)
-    found = has and _belongs(kind, shortcut, methods)
-    written = kind.__dict__.get("_written")  # None: not derived from our base, so it may change unnoticed
-    if written is not None and all(hasattr(kind, name) for name in names):
-        methods_of = attrgetter(*names)
-        written.answers[shortcut, given] = names, methods_of, methods_of(kind), found
-    return found
-
-
-def _records(kind: type) -> Iterator[_Written]:
-    """Yield the records of a class and its bases."""
-    return (vars(cls)["_written"] for cls in kind.__mro__ if "_written" in vars(cls))
-
-
-def _belongs(kind: type, shortcut: str, methods: Sequence[str]) -> bool:
-    home = next(cls for cls in kind.__mro__ if shortcut in vars(cls))
-    written = vars(home).get("_written")
-    if written is not None and (written.is_base or getattr(home, shortcut) is not written.methods[shortcut]):
+def _holds(kind: Any, shortcut: str) -> bool:
+    """Whether a class has a shortcut, which was written for the methods that it has now."""
+    if not defines(kind, shortcut):
+        return False
+    methods, home = [name for name in STANDS_FOR[shortcut] if hasattr(kind, name)], _home(kind, shortcut)
+    if isinstance(home, LayerType) and (_is_base(home) or getattr(home, shortcut) is not home._written[shortcut]):
         return True  # valid for any layer, or assigned by hand
     for cls in reversed(kind.__mro__):  # the first class with the shortcut and all methods
         whole = not getattr(cls, "__abstractmethods__", None) and all(hasattr(cls, name) for name in methods)
         if whole and issubclass(cls, home):
-            written = vars(cls).get("_written")
-            then = [getattr(cls, name) for name in methods] if written is None else map(written.methods.get, methods)
-            return list(then) == [getattr(kind, name) for name in methods]
+            then = [cls._written[name] if isinstance(cls, LayerType) else getattr(cls, name) for name in methods]
+            return then == [getattr(kind, name) for name in methods]
     return True  # no such methods could have been replaced
+
+
+def _home(kind: Any, name: str) -> Any:
+    return next((cls for cls in kind.__mro__ if name in vars(cls)), None)
+
+
+def _is_base(kind: type) -> bool:
+    return isinstance(kind, LayerType) and not any(isinstance(cls, LayerType) for cls in kind.__bases__)
 
 
 def says(layer: Any, name: str) -> bool:
     """Whether a layer has an answer of its own, or of its class, in place of the base class's default."""
     if name in getattr(layer, "__dict__", ()):
         return True
-    home = next((cls for cls in type(layer).__mro__ if name in vars(cls)), None)
-    written = None if home is None else vars(home).get("_written")
-    return home is not None and not (written is not None and written.is_base)
+    home = _home(type(layer), name)
+    return home is not None and not _is_base(home)
 
 
-def is_lone(layer: Any, saved: Any, shape: Sequence[int]) -> bool:
+def is_unbatched(layer: Any, saved: Any, shape: Sequence[int]) -> bool:
     """Whether a forward had an unbatched sample, by the layer's method or else by the shape of x."""
-    known = belongs(layer, "lone")
-    if not known or (getattr(layer, "children", None) and says(layer, "sample_axes") and not says(layer, "lone")):
-        return hasattr(layer, "lone") and len(shape) <= getattr(layer, "sample_axes", 1)
-    return bool(layer.lone(saved))
+    axes_alone = getattr(layer, "children", None) and says(layer, "sample_axes") and not says(layer, "unbatched")
+    if axes_alone or "unbatched" not in shortcuts_of(layer):
+        return hasattr(layer, "unbatched") and len(shape) <= getattr(layer, "sample_axes", 1)
+    return bool(layer.unbatched(saved))
 
 
-def may_be_lone(layer: Any, shape: Sequence[int]) -> bool:
+def may_be_unbatched(layer: Any, shape: Sequence[int]) -> bool:
     """Whether x may be an unbatched sample, by its axes, for a layer inside one that does not say."""
-    if not getattr(layer, "children", None) or says(layer, "lone") or says(layer, "sample_axes"):
+    if not getattr(layer, "children", None) or says(layer, "unbatched") or says(layer, "sample_axes"):
         return False
     return any(len(shape) == inner.sample_axes > 1 for _, inner in layer.modules())
 

@@ -16,7 +16,7 @@ from sparsebp import kernels
 from sparsebp.core import backend, graphs
 from sparsebp.core.check import Array, check_integer
 from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError, within_memory
-from sparsebp.core.shortcuts import batch_axes_of, belongs, forward_of, is_lone, may_be_lone, says
+from sparsebp.core.shortcuts import batch_axes_of, forward_of, is_unbatched, may_be_unbatched, says, shortcuts_of
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.pattern import check_patterns, values_on
 from sparsebp.products import plan_product
@@ -326,25 +326,25 @@ def jacobian_of(
     """Return the transposed Jacobian of the forward that saved `saved`."""
     # shape, out_shape: of the input and the output. like: an array of their dtype, on their device. coupled: whether
     # layers inside may have coupled samples in the mode of that forward.
-    own = belongs(layer, "jacobian_t")
+    own = "jacobian_t" in shortcuts_of(layer)
     axes = getattr(layer, "batch_axes", (0, 0)) if own else batch_axes_of(layer)  # a chain's layers may disagree
     coupled = coupled or (not own and _couples(layer, saved))
     # A layer of layers that says nothing itself may have an unbatched sample, or couple samples, by what these say.
-    lone_inside = not own and may_be_lone(layer, shape)
+    unbatched_inside = not own and may_be_unbatched(layer, shape)
     may_couple = coupled and bool(getattr(layer, "children", None)) and not says(layer, "couples_samples")
     in_axis, out_axis = axes or (0, 0)
     batch, *input_shape = _moved(shape, in_axis)
     out_batch, *output_shape = _moved(out_shape, out_axis)
-    if is_lone(layer, saved, shape) or out_batch != batch or (len(shape) == 1 and not own):
+    if is_unbatched(layer, saved, shape) or out_batch != batch or (len(shape) == 1 and not own):
         raise _no_batch_axis(shape)
     samples: dict[str, Any] = {
         "input_shape": tuple(input_shape), "output_shape": tuple(output_shape), "batch_axes": (in_axis, out_axis),
     }  # fmt: skip
     if not own:
         back = _input_grad(layer, saved)
-        if lone_inside or may_couple or (axes is None and not coupled):
+        if unbatched_inside or may_couple or (axes is None and not coupled):
             coupled = not _stand_apart(back, batch, out_shape, (in_axis, out_axis), like)
-            if coupled and lone_inside:
+            if coupled and unbatched_inside:
                 raise _no_batch_axis(shape)
         if coupled:
             where = "" if axes else "; or say batch_axes in the class, if the batch is not on axis 0"
@@ -366,7 +366,7 @@ def jacobian_of(
 
 
 def _couples(layer: Any, saved: Any) -> bool:
-    if _has(layer, "couples_samples") and not belongs(layer, "couples_samples"):
+    if _has(layer, "couples_samples") and "couples_samples" not in shortcuts_of(layer):
         raise OptionError(f"{type(layer).__qualname__} overrides the backward pass, but not couples_samples",
                           expected="couples_samples(saved) defined or restated in the class",
                           got="an inherited couples_samples")  # fmt: skip
@@ -375,7 +375,7 @@ def _couples(layer: Any, saved: Any) -> bool:
 
 def _input_grad(layer: Any, saved: Any) -> Callable[[Array], Array]:
     """Return the layer's input gradient as a function of gy alone."""
-    if belongs(layer, "gradients"):
+    if "gradients" in shortcuts_of(layer):
         return lambda gy: layer.gradients(gy, saved).input
     return lambda gy: layer.input_grad(gy, saved)
 

@@ -111,13 +111,15 @@ class Kernels:
 
     Attributes
     ----------
+    xp
+        The namespace of the arrays, ``numpy`` or ``cupy``.
     unchecked
         The host's kernels without their checks, for callers that have checked their arrays; on a device, these kernels.
         Every argument has to be given; None stands for a default.
     """
 
     def __init__(self, run: Any) -> None:
-        self._run = run
+        self._run, self.xp = run, run.xp
         self.unchecked = run if run.unchecked else self
 
     # A sparse matrix times vectors and diagonals, gathers, and the values of transposed Jacobians.
@@ -695,7 +697,7 @@ class Kernels:
     )
     softmax_cross_entropy = kernel(
         """logits (N, C) real; target (N) int64; losses (N) real written; grad (N, C) real written;
-        mean: Array | None = None""",
+        mean () float64? written = None""",
         """Per-row softmax cross-entropy and its gradient, softmax - one-hot, in one pass; target in [0, C).
 
         A row that is not finite gives a loss that is not finite. With `mean`, float64 of shape (), the mean of the
@@ -741,6 +743,7 @@ class Kernels:
 
         squares (n,) float64: what the norm is the root of the sum of, read when the kernel runs.
         """
+        _check_near("squares", squares, arrays)
         backend.check_array("squares", squares, dtype=FLOAT64, shape=(None,))
         self._run.clip_arrays(arrays, squares, max_norm, lambda: _check_written(arrays))
 
@@ -753,6 +756,7 @@ class Kernels:
 
         out (n,) float64, written; it belongs to the namespace of the arrays.
         """
+        _check_near("out", out, arrays)
         written("out", out, FLOAT64, (len(arrays),))
         self._run.square_sums(arrays, out, lambda: _check_arrays(arrays))
 
@@ -760,6 +764,7 @@ class Kernels:
         """Copy the numbers of all arrays to `out` (total size,), of their dtype, one array behind the other."""
         _check_arrays(arrays)
         if arrays:
+            _check_near("out", out, arrays)
             written("out", out, arrays[0].dtype, (sum(array.size for array in arrays),))
         self._run.join_arrays(arrays, out)
 
@@ -794,11 +799,9 @@ def check_nonlinearity(nonlinearity: str) -> None:
 
 
 def check_mean(mean: Array | None, count: int) -> None:
-    """Check where the mean of so many numbers is written, if it is."""
-    if mean is not None:
-        written("mean", mean, FLOAT64, ())
-        if count == 0:
-            raise ShapeError("There is nothing to take the mean of", expected="a row or more", got="none")
+    """Check that there are numbers to take the mean of, if it is asked for."""
+    if mean is not None and count == 0:
+        raise ShapeError("There is nothing to take the mean of", expected="a row or more", got="none")
 
 
 def check_line(windows: int, taps: int) -> None:
@@ -994,6 +997,12 @@ def _check_together(arrays: dict[str, Array]) -> None:
     for name, array in arrays.items():
         _check_is_array(name, array)
     backend.namespace(**arrays)
+
+
+def _check_near(name: str, array: Array, arrays: Sequence[Array]) -> None:
+    """Check that an array is where the arrays of a sequence are."""
+    if arrays and type(array) is not type(arrays[0]):
+        _check_together({name: array, "arrays[0]": arrays[0]})
 
 
 def _check_is_array(name: str, array: Array) -> None:

@@ -15,7 +15,6 @@ from sparsebp import kernels
 from sparsebp.core import backend, host_pool
 from sparsebp.core.check import Array, Function, SlopeFunction, check_choice, check_flag, check_integer, check_number
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.core.shortcuts import belongs
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.parameters import full, parameter_dtype
 
@@ -30,6 +29,7 @@ class Pointwise(Layer):
 
     # What is saved for `slope`, `"y"` or `"x"`: of a monotone f, y determines f'.
     saves: ClassVar[Literal["x", "y"]] = "y"
+    kernel_grad: Any = None  # As input_grad, in one pass over memory; None: there is no such kernel
     kernel_slope: ClassVar[SlopeFunction | None] = None  # The kernels' name of f where they know its slope, else None
 
     @abc.abstractmethod
@@ -50,13 +50,15 @@ class Pointwise(Layer):
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return ``gy · f'``."""
         xp = check_gy(gy, saved.shape, saved.dtype, saved)
+        if "kernel_grad" in self.valid_shortcuts:
+            return self.kernel_grad(gy, saved)
         return xp.asarray(gy * self._slope(saved))
 
     def jacobian_t(self, saved: Array) -> Any:
         """Return diag(f'), per sample; the batch is the first axis."""
         from sparsebp.jacobians import pointwise_jacobian_t
 
-        if self.kernel_slope is not None and belongs(self, "kernel_slope"):
+        if self.kernel_slope is not None and "kernel_slope" in self.valid_shortcuts:
             return pointwise_jacobian_t(saved, self.kernel_slope)
         return pointwise_jacobian_t(self._slope(saved))
 
@@ -89,11 +91,9 @@ class Clamped(InPlace):
         kernels.get(xp).unchecked.clamp(xp.ascontiguousarray(x).reshape(-1), *self.limits(), y.reshape(-1))
         return y
 
-    def input_grad(self, gy: Array, saved: Array) -> Array:
-        """Return gy between the limits and at a NaN, else 0."""
-        if not belongs(self, "inside", ("slope",)):
-            return super().input_grad(gy, saved)
-        xp = check_gy(gy, saved.shape, saved.dtype, saved)
+    def kernel_grad(self, gy: Array, saved: Array) -> Array:
+        """Return gy between the limits and at a NaN, else 0, in one pass over memory."""
+        xp = backend.namespace(gy)
         gx = host_pool.empty(xp, gy.shape, gy.dtype)
         flat, inside = xp.ascontiguousarray(gy).reshape(-1), self.inside(saved.dtype)
         kernels.get(xp).unchecked.clamp_grad(flat, saved.reshape(-1), *inside, gx.reshape(-1))
@@ -173,13 +173,6 @@ class Activation(Pointwise):
         flat = xp.ascontiguousarray(x).reshape(-1)
         kernels.get(xp).unchecked.pointwise(flat, self.kernel, self.constants(), y.reshape(-1))
         return y
-
-    def input_grad(self, gy: Array, saved: Array) -> Array:
-        """Return ``gy · f'``."""
-        if not belongs(self, "kernel_grad"):
-            return super().input_grad(gy, saved)
-        check_gy(gy, saved.shape, saved.dtype, saved)
-        return self.kernel_grad(gy, saved)
 
     def kernel_grad(self, gy: Array, saved: Array) -> Array:
         """Return ``gy · f'`` in one pass over memory."""
@@ -359,7 +352,7 @@ class Softmax(Layer):
             kernels.get(xp).unchecked.softmax_grad(*given, self.log, gx.reshape(shape))
         return gx
 
-    def lone(self, saved: Array) -> bool:
+    def unbatched(self, saved: Array) -> bool:
         """Whether x was one vector."""
         return saved.ndim < 2
 

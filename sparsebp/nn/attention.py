@@ -31,7 +31,7 @@ from sparsebp.nn.layer import Layer, batch_first_axes, check_gy, check_input, in
 from sparsebp.nn.linear import Linear
 from sparsebp.nn.norm import LayerNorm
 from sparsebp.nn.parameters import full, normal, parameter_dtype, uniform
-from sparsebp.nn.pool import Lone
+from sparsebp.nn.pool import UnbatchedSample
 from sparsebp.nn.recurrent.lengths import Lengths, parse_lengths
 from sparsebp.nn.work import Work, total_work
 
@@ -233,10 +233,10 @@ class MultiheadAttention(Layer):
         if query.ndim != 2:
             return self._forward(weight, inputs, key_padding_mask, **options)
         xp, axis = backend.namespace(query, *backend.given(m=key_padding_mask).values()), self.batch_axes[0]
-        lone = tuple(xp.expand_dims(array, axis) if array.ndim == 2 else array for array in inputs)
+        batched = tuple(xp.expand_dims(array, axis) if array.ndim == 2 else array for array in inputs)
         padding = None if key_padding_mask is None else key_padding_mask[None]
-        y, saved = self._forward(weight, lone, padding, **options)
-        return y.squeeze(axis), Lone(saved)
+        y, saved = self._forward(weight, batched, padding, **options)
+        return y.squeeze(axis), UnbatchedSample(saved)
 
     def __call__(
         self, query: Array, key: Array | None = None, value: Array | None = None,
@@ -256,7 +256,7 @@ class MultiheadAttention(Layer):
 
         Without the B for an unbatched sample. Dropped weights are zero.
         """
-        if isinstance(saved, Lone):
+        if isinstance(saved, UnbatchedSample):
             return self.weights(saved.batch, average)[0]
         found = saved.attention if saved.mask is None else saved.attention * saved.mask
         found = found.reshape(-1, self.num_heads, *found.shape[1:])
@@ -288,7 +288,7 @@ class MultiheadAttention(Layer):
 
     def gradients(self, gy: Array, saved: Any) -> NamedGradients:
         """Return the gradients; the gradients at queries, keys and values are computed once for I and W."""
-        if isinstance(saved, Lone):
+        if isinstance(saved, UnbatchedSample):
             xp, axis = backend.namespace(gy=gy), self.batch_axes[0]
             inner = self.gradients(xp.expand_dims(gy, axis), saved.batch)
             return NamedGradients(
@@ -319,15 +319,15 @@ class MultiheadAttention(Layer):
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Any) -> Work:
         """Return the cost of both projections, of four products over all pairs of steps, and of the softmax."""
-        rows, pairs = prod(shape[:-1]), (saved.batch if isinstance(saved, Lone) else saved).attention.size
+        rows, pairs = prod(shape[:-1]), (saved.batch if isinstance(saved, UnbatchedSample) else saved).attention.size
         return Work(
             flops=8 * rows * self.embed_dim**2 + 8 * pairs * self.head_dim + 4 * pairs,
             values=4 * self.embed_dim**2 + 20 * rows * self.embed_dim + 8 * pairs, calls=14,
         )  # fmt: skip
 
-    def lone(self, saved: Any) -> bool:
+    def unbatched(self, saved: Any) -> bool:
         """Whether the forward had an unbatched sample."""
-        return isinstance(saved, Lone)
+        return isinstance(saved, UnbatchedSample)
 
     def capture_obstacle(self) -> str | None:
         """While training with dropout, every mask has a seed from the host's generator."""
@@ -867,7 +867,7 @@ class TransformerEncoderLayer(Layer):
 
         return Gradients(self, gy, saved, at_input, at_weights)
 
-    def lone(self, saved: EncoderSaved) -> bool:
+    def unbatched(self, saved: EncoderSaved) -> bool:
         """Whether the forward had an unbatched sample."""
         return len(saved.shape) == 2
 

@@ -12,7 +12,7 @@ import numpy as np
 from sparsebp.core import backend, host_pool
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.core.shortcuts import forward_of, is_lone
+from sparsebp.core.shortcuts import forward_of, is_unbatched
 from sparsebp.nn.basic import Identity
 from sparsebp.nn.gradients import Gradients, Shared, gradients_of
 from sparsebp.nn.layer import Layer, check_gy, check_input, check_layer, input_grad_work
@@ -72,7 +72,7 @@ class Concat(Branches):
         """Return the branches' outputs side by side."""
         xp = check_input(x)
         outputs, saved = zip(*(forward_of(branch, x) for branch in self.children.values()), strict=True)
-        if any(is_lone(branch, each, x.shape) for branch, each in zip(self.children.values(), saved, strict=True)):
+        if any(is_unbatched(branch, each, x.shape) for branch, each in zip(self.children.values(), saved, strict=True)):
             raise ShapeError("x is an unbatched sample, so the channels are not its second axis",
                              expected="(B, channels, …)", got=x.shape, remedy="Pass x[None]")  # fmt: skip
         if outputs[0].ndim < 2 or len({(y.shape[0], *y.shape[2:]) for y in outputs}) > 1:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.core.shortcuts import belongs, forward_of
+from sparsebp.core.shortcuts import forward_of
 from sparsebp.nn.gradients import Gradients, Shared, gradients_of
 from sparsebp.nn.layer import Layer, check_gy, check_layer
 from sparsebp.nn.linear import Linear
@@ -64,11 +64,11 @@ class SequenceClassifier(Layer):
     def forward(self, x: Array, lengths: Any = None) -> tuple[Array, ClassifierSaved]:
         """Return logits (B, classes) for x (T, B, input_size), or batch first if the recurrent layer is."""
         rnn, head = self._parts()
-        if belongs(rnn, "forward_time_major"):
+        if "forward_time_major" in rnn.valid_shortcuts:
             _, rnn_saved = rnn.forward_time_major(x, lengths=lengths)
         else:
             _, rnn_saved = forward_of(rnn, x, **({} if lengths is None else {"lengths": lengths}))
-        states = rnn_saved.h_n[-rnn.directions :]
+        states = rnn_saved.last[0][-rnn.directions :]
         features = states[0] if len(states) == 1 else states.transpose(1, 0, 2).reshape(states.shape[1], -1)
         logits, head_saved = forward_of(head, features)
         return logits, ClassifierSaved(rnn_saved, head_saved)
@@ -88,7 +88,7 @@ class SequenceClassifier(Layer):
             found[-rnn.directions :] = at_last
             return found
 
-        if belongs(rnn, "gradients_at_last"):  # with a lock of its own
+        if "gradients_at_last" in rnn.valid_shortcuts:  # with a lock of its own
             found = rnn.gradients_at_last(saved.rnn, at_h_n)
             return Gradients(self, gy, saved, found.input_grad, lambda: {"rnn": found, "head": head})
         shared = Shared(lambda: gradients_of(rnn, None, saved.rnn, grad_h_n=at_h_n()), xp)
@@ -97,7 +97,7 @@ class SequenceClassifier(Layer):
     def choices(self, saved: ClassifierSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
         """Yield the recurrent layer's choices."""
         rnn, _ = self._parts()
-        if not belongs(rnn, "choices"):
+        if "choices" not in rnn.valid_shortcuts:
             return iter(())
         return rnn.choices(saved.rnn, f"{prefix}.rnn" if prefix else "rnn")
 

@@ -22,7 +22,7 @@ from sparsebp.core.check import Array, Seed, check_choice
 from sparsebp.core.errors import ShapeError
 from sparsebp.nn.layer import Fixed, check_gy, check_input
 from sparsebp.nn.linear import Prunable
-from sparsebp.nn.pool import Lone, SampleLayer, batch_of
+from sparsebp.nn.pool import SampleLayer, UnbatchedSample, batch_of
 from sparsebp.nn.work import Work
 from sparsebp.patterns.builders import conv_entries
 from sparsebp.patterns.windows import Lengths, Padding, Windows, check_channels, lengths
@@ -157,7 +157,7 @@ class ConvNd(SampleLayer, Prunable):
 
     def weight_grad(self, gy: Array, saved: Any) -> dict[str, Array]:
         """Return the gradients of the parameters, summed over batch and positions."""
-        if isinstance(saved, Lone):
+        if isinstance(saved, UnbatchedSample):
             gy, saved = batch_of(gy), saved.batch
         xp = self._check_gy(gy, saved)
         inner = self._padded(xp, saved)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.check import Array
-from sparsebp.core.shortcuts import belongs
 from sparsebp.nn.activation import Clamped, Hardtanh, ReLU, ReLU6
 from sparsebp.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from sparsebp.nn.gradients import Gradients
@@ -31,7 +30,9 @@ def together(layer: Any, behind: Any) -> bool:
 
 def forward(layer: Any, behind: Any, x: Array) -> tuple[Array, Any] | None:
     """Return the output of both, which `behind` saves, and the saved value of `layer`; None if they run apart."""
-    if type(x) is not np.ndarray or not (belongs(layer, "forward_between") and belongs(behind, "limits")):
+    if type(x) is not np.ndarray or "forward_between" not in layer.valid_shortcuts:
+        return None
+    if "limits" not in behind.valid_shortcuts:
         return None
     found: tuple[Array, Any] | None = layer.forward_between(x, behind.limits())
     return found
@@ -43,6 +44,6 @@ def gradients(layer: Layer, behind: Layer, gy: Array, saved: Any, y: Array) -> G
         return None
     if type(gy) is not np.ndarray or gy.shape != y.shape or not layer.couples_samples(saved):
         return None
-    if not (belongs(layer, "gradients_between") and belongs(behind, "inside")):
+    if "gradients_between" not in layer.valid_shortcuts or "inside" not in behind.valid_shortcuts:
         return None
     return layer.gradients_between(gy, saved, (y, behind.inside(y.dtype)))

@@ -21,7 +21,7 @@ from sparsebp.core import masks as masking
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError, StaleError
 from sparsebp.core.locks import forkable_lock
-from sparsebp.core.shortcuts import belongs
+from sparsebp.core.shortcuts import shortcuts_of
 
 T = TypeVar("T")
 
@@ -233,7 +233,7 @@ def gradients_of(layer: Any, gy: Array | None, saved: Any, **options: Any) -> Gr
     """Return ``layer.gradients(gy, saved, **options)``."""
     # A layer that overrides `input_grad` or `weight_grad` and inherits a parent's own `gradients` gets the default
     # ones.
-    if belongs(layer, "gradients"):
+    if "gradients" in (getattr(layer, "valid_shortcuts", None) or shortcuts_of(layer)):
         found: Gradients = layer.gradients(gy, saved, **options)
         return found
     given = [name for name, value in options.items() if value is not None]
@@ -325,6 +325,7 @@ def _copied(value: Any) -> Any:
 
 def _digests(arrays: Sequence[Array]) -> list[tuple[Any, ...]]:
     """Return each array's shape, dtype and a checksum of all its bytes, to detect changes."""
+    # Callers may write into a parameter without a word, so only its bytes tell.
     xp = backend.namespace(*arrays)
     if backend.is_host(xp):
         sums = [zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data) for array in arrays]

@@ -19,7 +19,7 @@ from sparsebp.core import backend, parts
 from sparsebp.core import masks as masking
 from sparsebp.core.check import Array, ProductFactors, check_flag, shown
 from sparsebp.core.errors import FileFormatError, OptionError, ShapeError
-from sparsebp.core.shortcuts import belongs, forward_of, only_described, record, says
+from sparsebp.core.shortcuts import LayerType, forward_of, only_described, say_own, says
 from sparsebp.nn.gradients import Back, Gradients, undisturbed
 from sparsebp.nn.modes import inference_mode
 from sparsebp.nn.parameters import Named, NamedArrays, arrays_replaced, check_name, checked_like
@@ -153,7 +153,7 @@ class Fixed:
         own[self._name] = value
 
 
-class Layer(abc.ABC):
+class Layer(metaclass=LayerType):
     """Base class of layers and models.
 
     Attributes
@@ -185,13 +185,15 @@ class Layer(abc.ABC):
 
     children: dict[str, Layer]
     generator: np.random.Generator | None = None
+    valid_shortcuts: ClassVar[frozenset[str]]
+    """Names of the shortcuts that hold, see `sparsebp.core.shortcuts`; set by the class's type."""
     replayable: ClassVar[bool] = False
     """Whether all batches of one shape are the same work for a GPU, of which the host reads and draws nothing."""
     batch_axes: tuple[int, int] = _BatchAxes()  # type: ignore[assignment]
     """Where the batch is among the axes of the input and of the output: (0, 0) unless the class says otherwise. A layer
     around layers that put it elsewhere must say."""
     sample_axes: int = 1
-    """Number of axes of an unbatched sample, see `lone`."""
+    """Number of axes of an unbatched sample, see `unbatched`."""
     finite_buffers: ClassVar[frozenset[str]] = frozenset()
     """Buffers that must be finite, as parameters: running statistics. Others, as masks with -inf, may hold anything."""
     optional: ClassVar[tuple[str, ...]] = ()
@@ -200,10 +202,6 @@ class Layer(abc.ABC):
     """Of a layer that takes lengths: whether it makes one vector of all steps, or has an output for each."""
     state_axis: int | None = None
     """Where the batch is among the axes of a recurrent layer's state; None without one."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        record(cls)
 
     def __init__(self) -> None:
         self.params: dict[str, Array] = NamedArrays()
@@ -238,6 +236,7 @@ class Layer(abc.ABC):
                               remedy="Build the layer with it: bias=True, say")  # fmt: skip
         else:
             super().__setattr__(name, value)
+            say_own(self, name)
 
     def __delattr__(self, name: str) -> None:
         own = self.__dict__
@@ -248,6 +247,7 @@ class Layer(abc.ABC):
             del self.children[child]
         else:
             super().__delattr__(name)
+            say_own(self, name)
 
     def _set_part(self, name: str, layer: Any) -> None:
         """Let an attribute show a layer."""
@@ -486,7 +486,7 @@ class Layer(abc.ABC):
             return True  # it is only known of a saved value
         return any(map(may_couple, self.children.values()))
 
-    def lone(self, saved: Any) -> bool:
+    def unbatched(self, saved: Any) -> bool:
         """Whether that forward had an unbatched sample, so that its first axis is not the batch."""
         return False
 
@@ -735,7 +735,7 @@ class Layer(abc.ABC):
         parts.changed()
         return self
 
-    def _arrays_replaced(self) -> None:  # noqa: B027 - most layers have nothing to note
+    def _arrays_replaced(self) -> None:
         """Called when parameters or buffers have been replaced."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -744,6 +744,8 @@ class Layer(abc.ABC):
         for name in ("params", "buffers"):
             own[name] = NamedArrays(state.get(name, {}), self)
         own["children"] = Children(children, self, getattr(children, "views", {name: name for name in children}))
+        if "valid_shortcuts" in own:
+            own["valid_shortcuts"] = type(own["valid_shortcuts"])(self)
         self._arrays_replaced()
         parts.gives_out(self)  # an optimizer that is copied with it finds it
 
@@ -760,9 +762,6 @@ class Layer(abc.ABC):
         return given if given is not None and given.kind == "i" else self.dtype
 
 
-record(Layer, is_base=True)
-
-
 batch_first_axes = property(
     lambda layer: (0, 0) if layer.batch_first else (1, 1),
     doc="Axes of the samples in x and y: the batch comes first, with ``batch_first``, or after the steps.",
@@ -776,14 +775,13 @@ def inherits_coupling(layer: Layer) -> bool:
 
 def may_couple(layer: Layer) -> bool:
     """Whether a forward of a layer in its present mode may couple samples: also if it does not say."""
-    return not belongs(layer, "couples_samples") or layer.may_couple_samples()
+    return "couples_samples" not in layer.valid_shortcuts or layer.may_couple_samples()
 
 
 def input_grad_work(layer: Layer, shape: tuple[int, ...], saved: Any) -> Work:
     """Return the cost of a layer's `input_grad`: its own estimate if that still belongs to it, else the default."""
-    if belongs(layer, "input_grad_work"):
-        return layer.input_grad_work(shape, saved)
-    return Layer.input_grad_work(layer, shape, saved)
+    own = "input_grad_work" in layer.valid_shortcuts
+    return layer.input_grad_work(shape, saved) if own else Layer.input_grad_work(layer, shape, saved)
 
 
 def dotted(prefix: str, name: str) -> str:
@@ -834,7 +832,7 @@ def check_sequence_input(x: Array, features: int, like: Array) -> ModuleType:
     return xp
 
 
-def turned(array: Array, batch_first: bool) -> Array:
+def swap_batch_time(array: Array, batch_first: bool) -> Array:
     """Return (T, B, n) from an array in a layer's order of axes, or the other way round; C-contiguous."""
     return backend.namespace(array).ascontiguousarray(array.transpose(1, 0, 2) if batch_first else array)
 

@@ -154,7 +154,9 @@ class Linear(Prunable):
     def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
         """Return ``{"weight": gyᵀ x, "bias": Σ gy}``, summed over all leading axes."""
         xp, gy, x = self._matrices(gy, saved)
-        grads = {name: host_pool.empty(xp, array.shape, array.dtype) for name, array in self.params.items()}
+        grads = {"weight": host_pool.empty(xp, self.params["weight"].shape, gy.dtype)}
+        if "bias" in self.params:
+            grads["bias"] = xp.empty(self.out_features, gy.dtype)
         kernels.get(xp).unchecked.affine_grad(gy, x, grads["weight"], grads.get("bias"))
         return grads | {"weight": self._kept(grads["weight"])}
 
@@ -190,7 +192,7 @@ class Linear(Prunable):
             entries=prod(shape[1:-1]) * (weight.size if mask is None else int(np.count_nonzero(mask))),
         )
 
-    def lone(self, saved: Array) -> bool:
+    def unbatched(self, saved: Array) -> bool:
         """Whether x was one vector."""
         return saved.ndim == 1
 

@@ -8,19 +8,12 @@ from typing import Any, NoReturn
 
 from sparsebp.core.errors import OptionError
 
-# Whether a forward saves anything for backward: not in `inference_mode`, and not when a layer is called.
+
+class _Inference(threading.local):
+    depth = 0  # of blocks of the calling thread; a forward saves something for backward where there are none
 
 
-class _Depth(threading.local):
-    value = 0
-
-
-_depth = _Depth()
-
-
-def keeps() -> bool:
-    """Whether a forward of the calling thread saves anything for backward."""
-    return _depth.value == 0
+inference = _Inference()
 
 
 class inference_mode:  # as in torch
@@ -43,12 +36,12 @@ class inference_mode:  # as in torch
     __slots__ = ()
 
     def __enter__(self) -> None:
-        _depth.value += 1
+        inference.depth += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _depth.value -= 1
+        inference.depth -= 1
 
 
 class NothingKept(list[Any]):

@@ -339,7 +339,7 @@ class InstanceNorm(BatchNorm):
         """The channels and the axes after them."""
         return self.dims + 1
 
-    def lone(self, saved: BatchNormSaved) -> bool:
+    def unbatched(self, saved: BatchNormSaved) -> bool:
         """Whether x was an unbatched sample."""
         return saved[0].ndim == self.sample_axes
 
@@ -626,7 +626,7 @@ class LayerNorm(SampleNorm):
         """The normalised ones."""
         return len(self.normalized_shape)
 
-    def lone(self, saved: NormSaved) -> bool:
+    def unbatched(self, saved: NormSaved) -> bool:
         """Whether x had the normalised axes only."""
         return saved[0].ndim == len(self.normalized_shape)
 

@@ -26,7 +26,7 @@ from sparsebp.patterns.windows import LONGEST, PoolWindows
 # Layers that take a batch of samples or an unbatched one, as in torch.nn.
 
 
-class Lone(NamedTuple):
+class UnbatchedSample(NamedTuple):
     """Saved by the forward of an unbatched sample: the value of a batch of one."""
 
     batch: Any
@@ -44,27 +44,27 @@ class SampleLayer(Layer):
         if x.ndim != self.sample_axes:
             return self._forward(x)
         y, saved = self._forward(x[None])
-        return y[0], Lone(saved)
+        return y[0], UnbatchedSample(saved)
 
     def input_grad(self, gy: Array, saved: Any) -> Array:
         """Return the gradient at x, of its shape."""
-        if not isinstance(saved, Lone):
+        if not isinstance(saved, UnbatchedSample):
             return self._input_grad(gy, saved)
         return self._input_grad(batch_of(gy), saved.batch)[0]
 
     def jacobian_t(self, saved: Any) -> Any:
         """Return the transposed Jacobian of a sample; its elements are counted channels first."""
-        return self._jacobian_t(saved.batch if isinstance(saved, Lone) else saved)
+        return self._jacobian_t(saved.batch if isinstance(saved, UnbatchedSample) else saved)
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Any) -> Work:
         """Return the cost of `input_grad`."""
-        if not isinstance(saved, Lone):
+        if not isinstance(saved, UnbatchedSample):
             return self._input_grad_work(shape, saved)
         return self._input_grad_work((1, *shape), saved.batch)
 
-    def lone(self, saved: Any) -> bool:
+    def unbatched(self, saved: Any) -> bool:
         """Whether the forward had an unbatched sample."""
-        return isinstance(saved, Lone)
+        return isinstance(saved, UnbatchedSample)
 
     @abc.abstractmethod
     def _forward(self, x: Array) -> tuple[Array, Any]:
@@ -257,7 +257,7 @@ class Maxima(Pool):
 
     def indices(self, saved: Any) -> Array:
         """Return where each window's maximum is among the elements of its channel: int64, of the output's shape."""
-        if isinstance(saved, Lone):
+        if isinstance(saved, UnbatchedSample):
             return self.indices(saved.batch)[0]
         xp, axes = backend.namespace(saved.choice), self._axes(saved.shape)
         place, found, taps = self._places(saved).astype(np.int64), 0, prod(axis.kernel for axis in axes)

@@ -18,7 +18,7 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.check import Array, Backward, ScanAlgorithm, check_scan_options
 from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
-from sparsebp.core.shortcuts import batch_axes_of, belongs, forward_of, is_lone, may_be_lone
+from sparsebp.core.shortcuts import batch_axes_of, forward_of, is_unbatched, may_be_unbatched
 from sparsebp.nn import fused
 from sparsebp.nn.gradients import Gradients, Shared, gradients_of
 from sparsebp.nn.layer import Layer, check_gy, check_layer, dotted, inherits_coupling, input_grad_work, may_couple
@@ -101,34 +101,34 @@ class Link(NamedTuple):
     def work(self) -> Work:
         """Return the cost of the layer's `input_grad` and the entries of its Jacobian, dense if it has none."""
         work = input_grad_work(self.layer, self.shape, self.saved)
-        if belongs(self.layer, "jacobian_t"):
+        if "jacobian_t" in self.layer.valid_shortcuts:
             return work
         return work._replace(entries=prod(self.shape) * prod(self.out_shape[1:]))
 
     def couples_samples(self) -> bool:
         """Whether the layer couples the samples, or may do so."""
-        known = belongs(self.layer, "couples_samples") and not self.coupled
+        known = "couples_samples" in self.layer.valid_shortcuts and not self.coupled
         return not known or self.layer.couples_samples(self.saved)
 
-    def lone(self) -> bool:
+    def unbatched(self) -> bool:
         """Whether the layer's forward had an unbatched sample."""
-        return is_lone(self.layer, self.saved, self.shape)
+        return is_unbatched(self.layer, self.saved, self.shape)
 
-    def may_be_lone(self) -> bool:
+    def may_be_unbatched(self) -> bool:
         """Whether it may have had one, or a layer inside."""
-        if isinstance(self.layer, Container) and belongs(self.layer, "lone"):
-            return any(link.may_be_lone() for link in self.layer._parts(self.saved))
-        return may_be_lone(self.layer, self.shape)
+        if isinstance(self.layer, Container) and "unbatched" in self.layer.valid_shortcuts:
+            return any(link.may_be_unbatched() for link in self.layer._parts(self.saved))
+        return may_be_unbatched(self.layer, self.shape)
 
     def choices(self, prefix: str) -> Iterator[tuple[str, str, str]]:
         """Yield the layer's choices under that name."""
-        if belongs(self.layer, "choices"):
+        if "choices" in self.layer.valid_shortcuts:
             yield from self.layer.choices(self.saved, prefix)
 
     def jacobian_t(self, like: Array) -> Any:
         """Return the layer's `TransposedJacobian`: its own, or the dense one from its input gradient."""
         # `like` is an array of the dtype of input and output, on their device.
-        if belongs(self.layer, "jacobian_t"):
+        if "jacobian_t" in self.layer.valid_shortcuts:
             return self.layer.jacobian_t(self.saved)
         from sparsebp.jacobians.jacobian import jacobian_of
 
@@ -141,7 +141,7 @@ class Link(NamedTuple):
         matrix, its columns go back through the layers inside instead, as gradients at the output.
         """
         full = product.pattern.kind == "dense" and isinstance(self.layer, Container)
-        if not full or self.couples_samples() or self.may_be_lone() or self.layer.batch_axes != (0, 0):
+        if not full or self.couples_samples() or self.may_be_unbatched() or self.layer.batch_axes != (0, 0):
             return self.jacobian_t(like) @ product
         from sparsebp.jacobians.jacobian import dense_product
 
@@ -171,9 +171,9 @@ class Container(Layer):
         """Whether any layer inside may couple the samples."""
         return any(map(may_couple, self.children.values()))
 
-    def lone(self, saved: Any) -> bool:
+    def unbatched(self, saved: Any) -> bool:
         """Whether any layer inside had an unbatched sample."""
-        return any(link.lone() for link in self._parts(saved))
+        return any(link.unbatched() for link in self._parts(saved))
 
     @property
     def stepwise(self) -> bool:
@@ -326,7 +326,7 @@ class ChainBackward:
 def _stands_alone(link: Link) -> bool:
     """Whether a layer has no Jacobian a sample that a scan could chain: its samples meet, or are not on axis 0."""
     axes = batch_axes_of(link.layer)
-    return link.couples_samples() or axes != (0, 0) or link.lone() or link.may_be_lone()
+    return link.couples_samples() or axes != (0, 0) or link.unbatched() or link.may_be_unbatched()
 
 
 def _masks(segment: Sequence[Link]) -> tuple[bytes, ...]:
@@ -473,7 +473,7 @@ class Sequential(Container):
 
     def _opens(self) -> bool:
         """Whether the layers inside are links of a chain around this one."""
-        return belongs(self, "stages")
+        return "stages" in self.valid_shortcuts
 
     def _named(self, prefix: str = "") -> list[tuple[str, Layer]]:
         return [stage for name, layer in self.children.items() for stage in layer.stages(dotted(prefix, name))]
@@ -718,4 +718,4 @@ class Stage(Sequential):
 
 def is_group(layer: Any) -> bool:
     """Whether a layer is a `Stage` that runs its layers one after the other, and no subclass that does otherwise."""
-    return isinstance(layer, Stage) and belongs(layer, "stages")
+    return isinstance(layer, Stage) and "stages" in layer.valid_shortcuts

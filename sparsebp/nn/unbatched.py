@@ -81,13 +81,13 @@ def takes_unbatched(sample_axes: int, state_axis: int) -> Callable[[L], L]:
             )  # fmt: skip
             return UnbatchedGradients(self, gy, saved, found, axis, state_axis)
 
-        def lone(self: Any, saved: Any) -> bool:
+        def unbatched(self: Any, saved: Any) -> bool:
             """Whether the forward had an unbatched sequence."""
             return isinstance(saved, UnbatchedSaved)
 
         found: Any = cls
         found.forward, found.gradients = unbatched_forward, unbatched_gradients
-        found.lone, found.sample_axes, found.state_axis = lone, sample_axes, state_axis
+        found.unbatched, found.sample_axes, found.state_axis = unbatched, sample_axes, state_axis
         # the same for these
         for name in ("forward_time_major", "stream", "gradients_at_last", "replayable", "capture_obstacle"):
             if hasattr(cls, name):

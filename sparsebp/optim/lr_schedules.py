@@ -340,11 +340,11 @@ class ChainedScheduler:
         if any(other is not optimizers[0] for other in optimizers):
             raise OptionError("The schedules are of several optimizers", expected="one optimizer",
                               got=f"{len({id(o) for o in optimizers})}")  # fmt: skip
-        lone = [type(s).__name__ for s in self.schedulers[1:] if not getattr(s, "chains", True)]
-        if lone:
+        unchained = [type(s).__name__ for s in self.schedulers[1:] if not getattr(s, "chains", True)]
+        if unchained:
             raise OptionError("A schedule would overwrite the rate of those before it",
                               expected="schedules that chain",
-                              got=f"{', '.join(lone)} behind {type(self.schedulers[0]).__name__}",
+                              got=f"{', '.join(unchained)} behind {type(self.schedulers[0]).__name__}",
                               remedy="Put it first, or use one schedule after the other with SequentialLR")  # fmt: skip
         reduces = any(getattr(s, "needs_metric", False) for s in self.schedulers)
         if reduces and not getattr(self.schedulers[0], "chains", True):

@@ -16,7 +16,7 @@ from sparsebp.core import backend, parts
 from sparsebp.core.check import Array, ProductFactors
 from sparsebp.core.errors import OptionError
 from sparsebp.core.locks import cached_property
-from sparsebp.core.shortcuts import belongs, forward_of
+from sparsebp.core.shortcuts import forward_of, shortcuts_of
 from sparsebp.nn import fused
 from sparsebp.nn.gradients import Gradients, gradients_of
 from sparsebp.nn.loss import check_mean, count_of, summed
@@ -615,7 +615,7 @@ class Actions:
     def are_products(self, number: int) -> bool:
         """Whether W of a stage is one matrix product per parameter, judging by its class."""
         layer = self.stages[number].layer
-        return is_ours(layer) and belongs(layer, "weight_grad_products")
+        return is_ours(layer) and "weight_grad_products" in layer.valid_shortcuts
 
     def weight_grads(self, step: Step, numbers: Sequence[int]) -> bool:
         """W of several stages for which `are_products`, in one call; False, with nothing done, if one differs."""
@@ -624,7 +624,7 @@ class Actions:
         for number in numbers:
             stage, at = self.stages[number], step.for_weights[0][number]
             found = None
-            if at is not None and belongs(stage.layer, "weight_grad_products"):  # methods may have been replaced since
+            if at is not None and self.are_products(number):  # methods may have been replaced since
                 found = stage.layer.weight_grad_products(at.gy, at.saved)
             if found is None:
                 return False
@@ -651,7 +651,7 @@ class Actions:
                 separately(step)
                 return
             takes: Any = getattr(step.update, "takes_product", None)  # a user's optimizer may not have it
-            factored = step.later is None and takes is not None and belongs(stage.layer, "weight_grad_factors")
+            factored = step.later is None and takes is not None and "weight_grad_factors" in shortcuts_of(stage.layer)
             found = stage.layer.weight_grad_factors(at.gy, at.saved) if factored else None
             products = {} if found is None else {key: pair for key, pair in found[0].items() if key in name_of}
             if found is None or not all(takes(name_of[key], factors) for key, factors in products.items()):

@@ -20,7 +20,7 @@ import numpy as np
 from sparsebp.core import backend, graphs, threads
 from sparsebp.core.errors import OptionError, SparseBPError, StaleError
 from sparsebp.core.graphs import GraphRecorder
-from sparsebp.core.shortcuts import belongs
+from sparsebp.core.shortcuts import shortcuts_of
 from sparsebp.runtime.actions import Actions, Batch, DeferredMetrics, Stages, Step, StepFunction
 from sparsebp.schedule import Action, Cell, Lane, Schedule, StepGraph, parts_of, validate
 
@@ -562,7 +562,7 @@ class Graphs:
             ask = getattr(layer, "capture_obstacle", None)
             # A layer of layers may override what it inherits these answers with.
             inherited = (each for each in ("replayable", "capture_obstacle") if getattr(layer, "children", None))
-            if ask is None or not all(belongs(layer, each) for each in inherited):
+            if ask is None or not all(each in shortcuts_of(layer) for each in inherited):
                 why: str | None = "does not say whether it can be captured"
             else:
                 why = ask()

@@ -25,7 +25,6 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array, check_choice, check_integer, check_sequence
 from sparsebp.core.errors import OptionError, PatternError, ShapeError
 from sparsebp.core.machine import machine
-from sparsebp.core.shortcuts import METHODS, belongs
 from sparsebp.nn.gradients import Back, NamedGradients, Shared
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.recurrent import runs
@@ -331,7 +330,7 @@ class TimeParallel:
         if not isinstance(layer, Recurrent):
             raise OptionError("Only recurrent layers run over time", expected="an RNN, GRU, LSTM, MinGRU or MinLSTM",
                               got=type(layer).__name__)  # fmt: skip
-        if not belongs(layer, "forward_time_major", METHODS):
+        if any(name not in layer.valid_shortcuts for name in ("forward_time_major", "gradients_at_last")):
             raise OptionError("The layer overrides methods, which would not be called",
                               expected="forward and gradients of an RNN, a GRU or an LSTM",
                               got=type(layer).__name__, remedy="Pass a layer that overrides none of them")  # fmt: skip

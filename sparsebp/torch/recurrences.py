@@ -470,8 +470,8 @@ class MinGRU(torch.nn.Module):
             An argument does not fit, or T is 0.
         """
         x, hx = self._checked(input, hx, lengths)
-        lone = x.dim() == 2
-        if lone:
+        unbatched = x.dim() == 2
+        if unbatched:
             x, hx = x.unsqueeze(1), hx if hx is None else hx.unsqueeze(1)
         elif self.batch_first:
             x = x.transpose(0, 1)
@@ -490,7 +490,7 @@ class MinGRU(torch.nn.Module):
                     last.append(y[0] if direction else y[-1] if n is None else _at_ends(y, n))
                 x = torch.cat(outputs, 2)
         h_n = torch.stack(last)
-        if lone:
+        if unbatched:
             return x.squeeze(1), h_n.squeeze(1)
         return x.transpose(0, 1) if self.batch_first else x, h_n
 

@@ -15,7 +15,7 @@ from sparsebp import nn
 from sparsebp.core import backend
 from sparsebp.core.check import BACKWARDS, Array, Backward, Seed, check_choice, check_generator
 from sparsebp.core.errors import MemoryLimitError, OptionError, SparseBPError
-from sparsebp.core.shortcuts import belongs, is_lone
+from sparsebp.core.shortcuts import is_unbatched
 from sparsebp.jacobians.jacobian import jacobian_of
 from sparsebp.nn.gradients import gradients_of
 from sparsebp.nn.recurrent.layers import Recurrent
@@ -340,12 +340,12 @@ def _jacobian_checks(model: nn.Layer, run: _Run, rng: np.random.Generator, memor
     """Yield a check of every `jacobian_t` of a user's class, then one of all others."""
     ours: dict[str, tuple[Array, Array]] = {}
     for name, layer, x, y, saved, _ in _forwards(model, run):
-        if not belongs(layer, "jacobian_t"):
+        if "jacobian_t" not in layer.valid_shortcuts:
             continue
         own = not _is_ours(layer.jacobian_t)
         if (layer.children and not own) or x.dtype.kind != "f":
             continue
-        if Link(layer, saved, x.shape, y.shape).couples_samples() or is_lone(layer, saved, x.shape):
+        if Link(layer, saved, x.shape, y.shape).couples_samples() or is_unbatched(layer, saved, x.shape):
             continue  # no sample has one
         if layer.input_grad_work(x.shape, saved).entries * x.dtype.itemsize > memory_limit:
             yield Check("jacobian", name, float("nan"), "", "it would need more than memory_limit")
@@ -415,14 +415,14 @@ def _forwards(model: nn.Layer, run: _Run) -> list[tuple[str, nn.Layer, Array, Ar
 
     before = [(layer, vars(layer).get("forward")) for _, layer in layers.values()]
     for name, layer in layers.values():
-        vars(layer)["forward"] = watched(name, layer, layer.forward)
+        layer.forward = watched(name, layer, layer.forward)  # type: ignore[method-assign]
     try:
         run.forward(model)
     finally:
         for layer, own in before:
-            del vars(layer)["forward"]
+            del layer.forward
             if own is not None:
-                vars(layer)["forward"] = own
+                layer.forward = own  # type: ignore[method-assign]
     return list(seen.values())
 
 

@@ -98,8 +98,8 @@ def test_layers_directions_and_models_around_them():
     inner = hidden_jacobians(rnn, chain[0](numbers))
     assert inner.shape == (T, B, H, H) and inner.dtype == np.float32
     np.testing.assert_array_equal(hidden_jacobians(chain, numbers), inner)
-    lone = hidden_jacobians(rnn, chain[0](numbers)[1], np.zeros((1, H), np.float32))
-    np.testing.assert_array_equal(lone, hidden_jacobians(rnn, chain[0](numbers)[1:2]))
+    single = hidden_jacobians(rnn, chain[0](numbers)[1], np.zeros((1, H), np.float32))
+    np.testing.assert_array_equal(single, hidden_jacobians(rnn, chain[0](numbers)[1:2]))
     classifier = sb.nn.SequenceClassifier(rnn, sb.nn.Linear(H, 2))
     np.testing.assert_array_equal(hidden_jacobians(classifier, chain[0](numbers)), inner)
 

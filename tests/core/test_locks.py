@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,24 @@ def test_a_fork_waits_for_what_another_thread_imports(tmp_path, monkeypatch):
     thread.start()
     begun.wait()
     in_child(lambda: __import__("slow_import").value == 1)
+    thread.join()
+
+
+def test_a_fork_waits_for_a_call_of_llvm_in_another_thread():
+    """The end of a compiled module calls LLVM without Numba's lock."""
+    from llvmlite import binding
+
+    begun = threading.Event()
+
+    def call() -> None:
+        with binding.ffi.lib._lock:
+            begun.set()
+            time.sleep(0.3)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    begun.wait()
+    in_child(lambda: binding.parse_assembly("") is not None)
     thread.join()
 
 

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.core.errors import ShapeError
 from sparsebp.patterns.bands import Band
 from strategies import normal, reals, seeds, sizes, tolerance
 
@@ -57,10 +56,3 @@ def test_rows_of_more_columns_than_scratch(backend):
     np.testing.assert_allclose(backend.numpy(out)[:, 0], x[:, :5000].sum(1), rtol=1e-10)
     np.testing.assert_allclose(backend.numpy(out)[:, 1], 0)
     np.testing.assert_allclose(backend.numpy(out)[:, 2], x[:, 5000:].sum(1), rtol=1e-10)
-
-
-def test_other_shapes_are_refused(backend):
-    x, out = backend.array(np.ones((2, 3, 1))), backend.empty((2, 4, 1), np.float64)
-    first, indptr, data = backend.zeros(3, np.int64), backend.zeros(4, np.int64), backend.array(np.ones(2))
-    with pytest.raises(ShapeError, match="out"):
-        backend.kernels.band_product(x, first, indptr, data, out)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.core.errors import LayoutError, OptionError, ShapeError
+from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.kernels.device import rnn
 from sparsebp.kernels.spec import CANDIDATES
 from strategies import normal, reals, seeds, sizes, tolerance
@@ -40,8 +40,6 @@ def test_factors_and_pairs_that_do_not_fit_are_refused(backend):
             backend.kernels.linear_recurrence(backend.zeros(shape, np.float64), b, h0, None, False, False, b)
     with pytest.raises(ShapeError, match="Pairs"):
         backend.kernels.linear_recurrence(b, b, h0, None, True, False, b)
-    with pytest.raises(LayoutError):
-        backend.kernels.linear_recurrence(b, b, backend.zeros((3, 14), np.float64)[:, ::2], None, False, False, b)
 
 
 @given(

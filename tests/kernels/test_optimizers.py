@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sparsebp import kernels
 from sparsebp.core import backend as seam
-from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
+from sparsebp.core.errors import DeviceError, LayoutError, OptionError, ShapeError
 from sparsebp.kernels.operands import momenta
 from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from strategies import normal, reals, seeds, tolerance
@@ -165,9 +165,6 @@ def test_clipping_to_a_norm_that_is_known_when_the_kernel_runs(backend, norm):
     factor = np.float32(0.5 / (norm + 1e-6)) if norm == 2 else np.float32(1)
     for value, array in zip(values, arrays, strict=True):
         np.testing.assert_allclose(backend.numpy(array), factor * value, rtol=1e-6)
-    for wrong, error in ((backend.array([[0.5]]), ShapeError), (backend.array([0.5], np.float32), DTypeError)):
-        with pytest.raises(error, match="squares"):
-            backend.kernels.clip_arrays(arrays, wrong, 0.5)
 
 
 @given(
@@ -242,14 +239,10 @@ def sgd(backend, **changed):
 
 
 def test_wrong_arguments_are_refused(backend):
-    good, wrong = backend.array(np.ones((2, 3)), np.float32), backend.array(np.ones((2, 3)), np.float64)
-    flat, turned = backend.array(np.ones(6), np.float32), backend.array(np.ones((3, 2)), np.float32).T
+    good = backend.array(np.ones((2, 3)), np.float32)
     for error, changed, word in (
         (OptionError, {"rule": "lion"}, "rule"),
         (ShapeError, {"grads": [good]}, "grads"),
-        (ShapeError, {"grads": [good, flat]}, r"grads\[1\]"),
-        (DTypeError, {"grads": [wrong, good]}, r"grads\[0\]"),
-        (LayoutError, {"grads": [good, turned]}, r"grads\[1\]"),
         (
             LayoutError,
             {"grads": [good, np.float32(1)], "params": [good, backend.array(1.0, np.float32)]},
@@ -257,11 +250,6 @@ def test_wrong_arguments_are_refused(backend):
         ),
         (ShapeError, {"buffers": []}, "buffers"),
         (ShapeError, {"buffers": [[None]]}, "momentum_buffer"),
-        (ShapeError, {"buffers": [[None, flat]]}, r"momentum_buffer\[1\]"),
-        (DeviceError, {"grads": [good, [1.0] * 6]}, "array"),
-        (DeviceError, {"params": [None, good]}, r"params\[0\] is not an array"),
-        (ShapeError, {"options": options_of("sgd", 3)}, "options"),
-        (DTypeError, {"steps": np.ones(2, np.int32)}, "steps"),
     ):
         with pytest.raises(error, match=word):
             sgd(backend, **changed)
@@ -269,12 +257,6 @@ def test_wrong_arguments_are_refused(backend):
         backend.kernels.optimizer_update(
             "adam", [good], [good], [[good], [None], [None]], options_of("adam", 1), np.array([1])
         )
-    with pytest.raises(DTypeError, match="out"):
-        backend.kernels.square_sums([good], backend.empty(1, np.float32))
-    with pytest.raises(DTypeError, match=r"arrays\[0\]"):
-        backend.kernels.clamp_arrays([backend.array([1, 2], np.int64)] * 2, 1.0)
-    with pytest.raises(DTypeError, match=r"arrays\[1\]"):
-        backend.kernels.scale_arrays([good, wrong], 2.0)
 
 
 def test_subclasses_of_arrays_are_taken_on_the_host():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp.core import check
-from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.errors import OptionError, ShapeError
 from strategies import normal, reals, seeds, sizes, tolerance
 
 
@@ -34,8 +34,6 @@ def test_limits_that_are_not_in_order_are_refused(backend):
             backend.kernels.clamp(x, low, high, x)
         with pytest.raises(OptionError, match="limits"):
             backend.kernels.clamp_grad(x, x, low, high, x)
-    with pytest.raises(ShapeError, match="y has"):
-        backend.kernels.clamp_grad(x, backend.array(np.ones(4)), 0.0, 1.0, x)
 
 
 @given(shape=st.tuples(sizes(0, 5), sizes(1, 5), sizes(0, 33)), dtype=reals, seed=seeds)
@@ -301,9 +299,6 @@ def test_a_mean_of_losses_and_its_gradient(backend, shape, dtype):
     target[-1] = shape[1]
     backend.kernels.softmax_cross_entropy(given[0], backend.array(target), *together, mean)
     assert np.isnan(backend.numpy(mean))
-    for wrong, error in ((backend.empty(1, np.float64), ShapeError), (backend.empty((), np.float32), DTypeError)):
-        with pytest.raises(error, match="mean"):
-            backend.kernels.softmax_cross_entropy(*given, *together, wrong)
     none = backend.empty((0, 3), dtype), backend.array(np.zeros(0, np.int64)), backend.empty(0, dtype)
     with pytest.raises(ShapeError, match="nothing to take the mean of"):
         backend.kernels.softmax_cross_entropy(*none, backend.empty((0, 3), dtype), mean)

@@ -590,7 +590,6 @@ def test_outputs_are_written_and_nothing_beyond(cell: Cell, hidden: int) -> None
 
 @ONE_OF_EACH
 def test_projections_that_do_not_fit_are_refused(backend: Backend, cell: Cell) -> None:
-    """Single arguments that are wrong are in tests/device/test_parity.py."""
     inputs = [backend.array(a) for a in cell.inputs(Case(4, 2, 5, np.dtype(np.float64), True, True, 0))]
     outputs = [backend.empty(shape, np.float64) for shape in cell.written(4, 2, 5)]
     forward, rows = cell.kernel(backend, "forward"), 5 * cell.gates

@@ -41,7 +41,7 @@ def test_statistics_of_batches_and_samples(name, batch, c, lengths, momentum, af
             assert (found.pattern.kind == "diagonal") == (not training and track) or np.prod(lengths) == 1
             layer.load_state_dict(twin.state_dict())
             saved = assert_gradients(layer, twin, x[0], rng, CLOSE)  # unbatched
-            assert layer.lone(saved)
+            assert layer.unbatched(saved)
         if found is None:
             with pytest.raises(OptionError, match="couple the samples"):
                 layer.jacobian_t(layer.forward(x)[1])

@@ -185,6 +185,10 @@ def test_gradients_of_old_weights_are_refused():
     with pytest.raises(StaleError, match="before the update"):
         back(np.ones_like(y))
     y, back = model.vjp(np.ones((4, 3), np.float32))
+    model[0].weight[1, 2] += 1  # a single number
+    with pytest.raises(StaleError):
+        back(np.ones_like(y))
+    y, back = model.vjp(np.ones((4, 3), np.float32))
     model[0].keep_weights(np.array([[True, True, False]] * 2))
     with pytest.raises(StaleError):
         back(np.ones_like(y))

@@ -138,7 +138,7 @@ def test_a_projection_has_the_same_bits_for_any_number_of_threads() -> None:
     assert_same_for_any_number_of_threads(run)
 
 
-def test_a_lone_sequence_a_projection_and_models_around() -> None:
+def test_an_unbatched_sequence_a_projection_and_models_around() -> None:
     gru, lstm = nn.GRU(3, 5, rng=0), nn.LSTM(3, 5, proj_size=2, rng=0)
     x = data(gru, 6, None)
     np.testing.assert_allclose(gru(x), gru.forward(x)[0], atol=1e-6)

@@ -76,7 +76,7 @@ def test_a_blocks_jacobian_before_a_full_one(monkeypatch, shape, tail):
 def test_an_unbatched_sample():
     rng, layer = np.random.default_rng(0), nn.Residual(nn.Conv1d(2, 3, 1, **F8), nn.Conv1d(2, 3, 1, **F8))
     twin = loaded(TorchResidual(torch.nn.Conv1d(2, 3, 1), torch.nn.Conv1d(2, 3, 1)), layer)
-    assert layer.lone(assert_gradients(layer, twin, rng.standard_normal((2, 5)), rng, CLOSE))
+    assert layer.unbatched(assert_gradients(layer, twin, rng.standard_normal((2, 5)), rng, CLOSE))
 
 
 @pytest.mark.parametrize("make", [

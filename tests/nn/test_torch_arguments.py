@@ -182,7 +182,7 @@ def test_indices_of_max_pools(data, seed):
     assert indices.dtype == np.int64
 
 
-def test_lone_samples_in_chains():
+def test_unbatched_samples_in_chains():
     x = np.random.default_rng(0).standard_normal((2, 7, 7))
     for backward_by in ("bp", "blelloch", "auto"):
         model = nn.Sequential(
@@ -210,7 +210,7 @@ def test_lone_samples_in_chains():
 
 
 @pytest.mark.parametrize("cell", [nn.RNN, nn.GRU])
-def test_lone_sequences(cell):
+def test_unbatched_sequences(cell):
     layer = cell(3, 4, 2, bidirectional=True, batch_first=True, rng=0, **F8)
     rng = np.random.default_rng(0)
     x, h0 = rng.standard_normal((5, 3)), rng.standard_normal((4, 4))
@@ -222,7 +222,7 @@ def test_lone_sequences(cell):
     g, want = layer.gradients(gy, saved, grad_h_n), layer.gradients(gy[None], batch_saved, grad_h_n[:, None])
     np.testing.assert_array_equal(g.input, want.input[0])
     np.testing.assert_array_equal(g.h0, want.h0[:, 0])
-    assert layer.lone(saved) and list(layer.choices(saved)) == list(layer.choices(batch_saved))
+    assert layer.unbatched(saved) and list(layer.choices(saved)) == list(layer.choices(batch_saved))
     np.testing.assert_array_equal(layer.jacobian_t(saved).data, layer.jacobian_t(batch_saved).data)
     with pytest.raises(ShapeError, match="h0"):
         layer.forward(x, h0[:, None])

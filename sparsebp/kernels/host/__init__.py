@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from sparsebp.kernels.host.engine.compile import drop_stale
 
 drop_stale(Path(__file__).parents[1])  # before the imports below
@@ -103,4 +105,5 @@ class HostKernels(
 ):
     """The implementation behind `sparsebp.kernels.spec.Kernels` for NumPy arrays: one mixin per family of kernels."""
 
+    xp = np
     unchecked = True  # callers may skip the checks, which cost more than many of the kernels

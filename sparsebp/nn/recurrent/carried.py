@@ -17,15 +17,10 @@ from sparsebp.nn.recurrent.cell_layers import RecurrentCell
 
 
 class _Carrying(threading.local):
-    carried: CarriedState | None = None
+    carried: CarriedState | None = None  # in whose block the calling thread is; for layers that are given no state
 
 
-_carrying = _Carrying()
-
-
-def carrying() -> CarriedState | None:
-    """Return the `CarriedState` in whose block the calling thread is; a layer asks if it is given no state."""
-    return _carrying.carried
+carrying = _Carrying()
 
 
 class CarriedState:
@@ -81,13 +76,13 @@ class CarriedState:
         self._around: CarriedState | None = None
 
     def __enter__(self) -> Self:
-        self._around, _carrying.carried = _carrying.carried, self
+        self._around, carrying.carried = carrying.carried, self
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _carrying.carried = self._around
+        carrying.carried = self._around
         if kind is None:
             self._states |= self._new
         self._new = {}

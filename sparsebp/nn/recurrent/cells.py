@@ -108,8 +108,11 @@ class CellMath(abc.ABC):
     ) -> RunGradients:  # fmt: skip
         """Return the gradients at the weights, summed on the way, and at the initial state; `keep`: ga as well."""
         h0, (w_ih, w_hh, b_ih, b_hh, _) = saved.h0, weights
-        biases = [None if bias is None else xp.empty(len(bias), bias.dtype) for bias in (b_ih, b_hh)]
-        grads = Weights(xp.empty(w_ih.shape, w_ih.dtype), xp.empty(w_hh.shape, w_hh.dtype), *biases)
+        grads = Weights(
+            xp.empty(w_ih.shape, w_ih.dtype), xp.empty(w_hh.shape, w_hh.dtype),
+            None if b_ih is None else xp.empty(b_ih.shape, b_ih.dtype),
+            None if b_hh is None else xp.empty(b_hh.shape, b_hh.dtype),
+        )  # fmt: skip
         ga = empty(xp, (*saved.h.shape[:2], self.columns * h0.shape[1]), h0.dtype) if keep else None
         initial = tuple(map(xp.empty, [h0.shape] * len(self.states), [h0.dtype] * len(self.states)))
         sums = WeightSums(saved.x, saved.h_prev, *grads[:4])

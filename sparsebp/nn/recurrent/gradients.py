@@ -13,7 +13,7 @@ from sparsebp.core import masks as masking
 from sparsebp.core.check import Array
 from sparsebp.core.locks import forkable_lock
 from sparsebp.nn.gradients import Gradients, NamedGradients, is_tied, without_pruned
-from sparsebp.nn.layer import turned
+from sparsebp.nn.layer import swap_batch_time
 from sparsebp.nn.recurrent import runs
 from sparsebp.nn.recurrent.lengths import reverse_time
 from sparsebp.nn.recurrent.saved import (
@@ -53,7 +53,7 @@ class RecurrentGradients(NamedGradients):
         with self._lock:
             found = self._back(0, "input")
             stored = _take_stored(found)
-        return turned(self._at_input(0, found, stored), self.layer.batch_first)
+        return swap_batch_time(self._at_input(0, found, stored), self.layer.batch_first)
 
     def weight_grad(self) -> dict[str, Array]:
         """Return the gradients of the parameters, by name."""

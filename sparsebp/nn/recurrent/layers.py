@@ -25,8 +25,16 @@ from sparsebp.core.check import (
 from sparsebp.core.errors import OptionError
 from sparsebp.nn.basic import dropout_mask
 from sparsebp.nn.gradients import NamedGradients
-from sparsebp.nn.layer import Fixed, Layer, batch_first_axes, check_gy, check_input, check_sequence_input, turned
-from sparsebp.nn.modes import NothingKept, keeps
+from sparsebp.nn.layer import (
+    Fixed,
+    Layer,
+    batch_first_axes,
+    check_gy,
+    check_input,
+    check_sequence_input,
+    swap_batch_time,
+)
+from sparsebp.nn.modes import NothingKept, inference
 from sparsebp.nn.parameters import parameter_dtype
 from sparsebp.nn.recurrent import runs
 from sparsebp.nn.recurrent.carried import carrying
@@ -163,7 +171,7 @@ class Recurrent(Layer):
         """Return y batch first if the layer is, and the last state in memory of its own: callers write to it."""
         if self.num_layers * self.directions == 1:
             saved.last = tuple(end.copy() for end in saved.last)
-        return turned(y, self.batch_first) if self.batch_first else y, saved
+        return swap_batch_time(y, self.batch_first) if self.batch_first else y, saved
 
     def forward_time_major(
         self, x: Array, initial: GivenState | None = None, lengths: Any = None
@@ -176,9 +184,9 @@ class Recurrent(Layer):
         """
         weight = self.params["weight_ih_l0"]
         xp = check_sequence_input(x, self.input_size, weight)
-        y = x if x.flags.c_contiguous and not self.batch_first else turned(x, self.batch_first)
+        y = x if x.flags.c_contiguous and not self.batch_first else swap_batch_time(x, self.batch_first)
         steps, batch, _ = y.shape
-        carried = carrying() if initial is None else None
+        carried = carrying.carried if initial is None else None
         initial = initial if carried is None else carried.take(self, batch)
         if initial is not None:
             for name, shape, array in zip(self.cell.states, self.state_shapes(batch), initial, strict=True):
@@ -186,7 +194,7 @@ class Recurrent(Layer):
                     check_input(array, name=f"{name}0", dtype=weight.dtype, shape=shape, like=weight)
         valid = None if lengths is None else parse_lengths(lengths, steps, batch, xp)
         choice = None
-        if keeps():
+        if inference.depth == 0:
             choice = choose(
                 self.options, self.cell, (steps, batch, self.hidden_size), weight.dtype, xp,
                 input_size=self.input_size, layers=self.num_layers, directions=self.directions,

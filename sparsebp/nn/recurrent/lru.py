@@ -15,7 +15,7 @@ from sparsebp.core.errors import OptionError
 from sparsebp.core.host_pool import empty
 from sparsebp.nn.dense import product, short_products, transposed_product
 from sparsebp.nn.gradients import NamedGradients, Shared
-from sparsebp.nn.layer import Layer, batch_first_axes, check_gy, check_input, check_sequence_input, turned
+from sparsebp.nn.layer import Layer, batch_first_axes, check_gy, check_input, check_sequence_input, swap_batch_time
 from sparsebp.nn.parameters import normal, parameter_dtype
 from sparsebp.nn.recurrent.carried import carrying
 from sparsebp.nn.recurrent.gated import RESIDENT
@@ -133,10 +133,10 @@ class LRU(Layer):
         """
         like = self.params["D"]
         xp = check_sequence_input(x, self.input_size, like)
-        x = turned(x, self.batch_first)
+        x = swap_batch_time(x, self.batch_first)
         steps, batch, _ = x.shape
         wide = self._complex(like.dtype)
-        carried = carrying() if h0 is None else None
+        carried = carrying.carried if h0 is None else None
         (h0,) = (h0,) if carried is None else carried.take(self, batch) or (None,)
         if h0 is not None:
             check_input(h0, name="h0", dtype=wide, shape=(1, batch, self.hidden_size), like=like)
@@ -156,7 +156,8 @@ class LRU(Layer):
         last = (h[-1] if valid is None else h[valid.values - 1, valid.samples])[None].copy()
         if carried is not None:
             carried.keep(self, (last,))
-        return turned(y if valid is None else valid.mask(y), self.batch_first), LRUSaved(x, h, start, valid, last)
+        y = swap_batch_time(y if valid is None else valid.mask(y), self.batch_first)
+        return y, LRUSaved(x, h, start, valid, last)
 
     def gradients(self, gy: Array | None, saved: LRUSaved, grad_h_n: Array | None = None) -> NamedGradients:
         """Return the gradients from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.
@@ -179,7 +180,7 @@ class LRU(Layer):
             check_input(grad_h_n, name="grad_h_n", dtype=h.dtype, shape=h_n.shape, like=h)
 
         def back() -> _LRUGradients:
-            at_y = xp.zeros_like(x) if gy is None else turned(gy, self.batch_first)
+            at_y = xp.zeros_like(x) if gy is None else swap_batch_time(gy, self.batch_first)
             at_y = at_y if lengths is None else lengths.mask(at_y)
             maps = self._maps(xp)
             if self._is_resident(x):
@@ -207,7 +208,7 @@ class LRU(Layer):
     def _input_grad(self, found: _LRUGradients) -> Array:
         at_x = product(found.b.view(found.at_y.dtype), found.maps.into)
         at_x += found.at_y * self.params["D"]
-        return turned(at_x, self.batch_first)
+        return swap_batch_time(at_x, self.batch_first)
 
     def _weight_grad(self, found: _LRUGradients, x: Array, h: Array) -> dict[str, Array]:
         """Return the gradients through λ, through γ B and C as real matrices, and at D."""

@@ -112,9 +112,9 @@ def begin(
     k: Any, cell: CellMath, x: Array, weights: Weights, segments: Segments = (), inputs: tuple[Any, ...] | None = None
 ) -> Begun:
     """Do what waits for no state: take memory, and project x, by one GEMM or, with few features, by the kernel."""
-    xp, (steps, batch, _), hidden = backend.namespace(x), x.shape, len(weights.weight_ih) // cell.gates
-    before = segments[0].batch if segments else 1
-    states = tuple([empty(xp, (before + steps, batch, hidden), x.dtype) for _ in cell.states])
+    xp, (steps, batch, _), hidden = k.xp, x.shape, len(weights.weight_ih) // cell.gates
+    count, shape = len(cell.states), ((segments[0].batch if segments else 1) + steps, batch, hidden)
+    states = tuple(map(empty, [xp] * count, [shape] * count, [x.dtype] * count))
     gates = empty(xp, (steps, batch, cell.kept * hidden), x.dtype) if cell.kept else None
     if inputs is None:
         inputs = cell.inputs(k, x, weights) if steps else (x,)
@@ -196,7 +196,7 @@ def backward(
     """
     if weights.weight_hr is not None:
         return _backward_projected(k, cell, saved, weights, gy, at_last, choice, options)
-    xp = backend.namespace(saved.x)
+    xp = k.xp
     if not len(saved.x):
         grads = _empty_gradients(xp, cell, saved)
         _arrive(grads, at_last)

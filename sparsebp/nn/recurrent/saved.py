@@ -47,13 +47,12 @@ class SavedRun:
             self.c0, self.c = (self.h0, self.h) if c is h else (c[:batch, 0], c[batch:])
         else:
             self.h0, self.h, self.last = h[0], h[1:], tuple(map(_LAST, states))
+            self.h_prev = h[:-1]
             self.c0, self.c = (self.h0, self.h) if c is h else (c[0], c[1:])
 
     @cached_property
     def h_prev(self) -> Array:
         """The h before each step (T, B, H)."""
-        if not self.segments:
-            return self.states[0][:-1]
         before = host_pool.empty(backend.namespace(self.h), self.h.shape, self.h.dtype)
         for number, cut in enumerate(self.segments):
             second, end = cut.first + cut.batch, cut.first + cut.steps * cut.batch

@@ -19,7 +19,7 @@ from sparsebp.core.errors import OptionError
 from sparsebp.core.host_pool import empty
 from sparsebp.nn.dense import product, short_products, transposed_product
 from sparsebp.nn.gradients import NamedGradients, Shared
-from sparsebp.nn.layer import Layer, batch_first_axes, check_gy, check_input, check_sequence_input, turned
+from sparsebp.nn.layer import Layer, batch_first_axes, check_gy, check_input, check_sequence_input, swap_batch_time
 from sparsebp.nn.parameters import fan_in_bound, full, parameter_dtype, uniform
 from sparsebp.nn.recurrent.carried import carrying
 from sparsebp.nn.recurrent.gated import softplus
@@ -136,9 +136,9 @@ class SelectiveScan(Layer):
             An argument does not fit, T is 0 or the batch is empty.
         """
         xp = check_sequence_input(x, self.d_inner, self.params["D"])
-        x = turned(x, self.batch_first)
+        x = swap_batch_time(x, self.batch_first)
         steps, batch, _ = x.shape
-        carried = carrying() if h0 is None else None
+        carried = carrying.carried if h0 is None else None
         (h0,) = (h0,) if carried is None else carried.take(self, batch) or (None,)
         if h0 is not None:
             like = self.params["D"]
@@ -153,7 +153,7 @@ class SelectiveScan(Layer):
         saved = SelectiveSaved(x, q, dt, states, valid)
         if carried is not None:
             carried.keep(self, (saved.h_n,))
-        return turned(y if valid is None else valid.mask(y), self.batch_first), saved
+        return swap_batch_time(y if valid is None else valid.mask(y), self.batch_first), saved
 
     def gradients(self, gy: Array | None, saved: SelectiveSaved, grad_h_n: Array | None = None) -> NamedGradients:
         """Return the gradients from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.
@@ -176,7 +176,7 @@ class SelectiveScan(Layer):
             check_input(grad_h_n, name="grad_h_n", dtype=x.dtype, shape=(batch, features, self.d_state), like=x)
 
         def back() -> _Back:
-            at_y = xp.zeros_like(x) if gy is None else turned(gy, self.batch_first)
+            at_y = xp.zeros_like(x) if gy is None else swap_batch_time(gy, self.batch_first)
             at_y = at_y if lengths is None else lengths.mask(at_y)
             _, b, c = self._parts(q)
             found = selective_scan_vjp(x, dt, self._rates(xp), b, c, self.params["D"], states, at_y, grad_h_n)
@@ -191,7 +191,7 @@ class SelectiveScan(Layer):
         def at_input() -> Array:
             at_x = product(shared().at_q, self.params["x_proj.weight"])
             at_x += shared().scan.x
-            return turned(at_x, self.batch_first)
+            return swap_batch_time(at_x, self.batch_first)
 
         return NamedGradients(
             self, gy, saved, at_input, lambda: self._weight_grad(xp, shared(), x, q), names=("h0",),

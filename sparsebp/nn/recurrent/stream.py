@@ -11,7 +11,6 @@ from sparsebp import kernels
 from sparsebp.core.check import Array, check_integer
 from sparsebp.core.errors import OptionError
 from sparsebp.core.host_pool import empty
-from sparsebp.core.shortcuts import belongs
 from sparsebp.nn.layer import Layer, check_input
 from sparsebp.nn.recurrent.saved import GivenState, Weights, pair
 
@@ -40,7 +39,7 @@ class Stream:
                  "_suffixes", "_table", "_zeros")  # fmt: skip
 
     def __init__(self, layer: Any, suffixes: Sequence[str] | None, batch: int | None, state: Any = None) -> None:
-        if not belongs(layer, "stream"):
+        if "stream" not in layer.valid_shortcuts:
             raise _refused(layer, "the forward of this package, which the steps repeat")
         if layer.cell.kind is None or layer.__dict__.get("proj_size"):
             raise _refused(layer, "no projection (proj_size=0)")
@@ -158,7 +157,7 @@ class ArrayStream(Stream):
     __slots__ = ()
 
     def __init__(self, layer: Any, batch: int | None, state: Any = None) -> None:
-        if not belongs(layer, "stream") or layer.device != "cpu":
+        if "stream" not in layer.valid_shortcuts or layer.device != "cpu":
             raise _refused(layer, "the forward of this package, on the host")
         lead = () if batch is None else (check_integer("batch", batch, 1),)
         self._layer, self._batch, self._c = layer, batch, None

@@ -616,7 +616,7 @@ def _correlate(part, parts, y, x, rows, phases, vectors, taps, length, out):
             for lane in range(1, step):
                 total += sums[i * step + lane]
             if not np.isfinite(total):  # zeros after a row may have met infinity or NaN
-                total = _lone_tap(
+                total = _single_tap(
                     y, x, rows, phases, vectors, taps[i % len(taps)], c, c * each + i // len(taps), padded
                 )
             target[i] = total
@@ -625,7 +625,7 @@ def _correlate(part, parts, y, x, rows, phases, vectors, taps, length, out):
 
 
 @numba.njit(**INNER_APART)
-def _lone_tap(y, x, rows, phases, vectors, tap, c, o, padded):
+def _single_tap(y, x, rows, phases, vectors, tap, c, o, padded):
     """Return the inner product of an output channel and a tap's inputs, over windows only."""
     batch, channels, size = x.shape
     total = x.dtype.type(0)

@@ -133,20 +133,19 @@ def rnn(relu, zero, z):
 
 
 @device
-def gru(of_new, of_reset, of_update, inner, h):
-    """Return the new h, and the gates r, z and n; r multiplies `inner`, ``W_hn h + b_hn``."""
-    reset, update = math.sigmoid(of_reset), math.sigmoid(of_update)
-    new = math.tanh(fma(reset, inner, of_new))
-    return fma(update, h - new, new), reset, update, new
+def gru(a_n, a_r, a_z, m, h):
+    """Return the new h, and the gates r, z and n, from the pre-activations; r multiplies m, ``W_hn h + b_hn``."""
+    r, z = math.sigmoid(a_r), math.sigmoid(a_z)
+    n = math.tanh(fma(r, m, a_n))
+    return fma(z, h - n, n), r, z, n
 
 
 @device
-def lstm(of_enter, of_keep, of_new, of_show, c):
-    """Return the new h and c, and the gates i, f, g and o."""
-    enter, keep = math.sigmoid(of_enter), math.sigmoid(of_keep)
-    new, show = math.tanh(of_new), math.sigmoid(of_show)
-    value = fma(keep, c, enter * new)
-    return show * math.tanh(value), value, enter, keep, new, show
+def lstm(a_i, a_f, a_g, a_o, c):
+    """Return the new h and c, and the gates i, f, g and o, from the pre-activations."""
+    i, f, g, o = math.sigmoid(a_i), math.sigmoid(a_f), math.tanh(a_g), math.sigmoid(a_o)
+    value = fma(f, c, i * g)
+    return o * math.tanh(value), value, i, f, g, o
 
 
 @device
@@ -175,7 +174,7 @@ def gru_cell(extra, z, apart, state, width, j, hidden, at, kept):
 @device
 def lstm_cell(extra, z, apart, state, width, j, hidden, at, kept):
     """LSTM; `kept`: h, c, gates."""
-    seen, value, enter, keep, new, show = lstm(
+    seen, value, i, f, g, o = lstm(
         load(z, j), load(z, apart + j), load(z, 2 * apart + j), load(z, 3 * apart + j), load(state, width + j)
     )
     store(state, j, seen)
@@ -184,10 +183,10 @@ def lstm_cell(extra, z, apart, state, width, j, hidden, at, kept):
     store_up_to(kept[0], at + j, seen, n)
     store_up_to(kept[1], at + j, value, n)
     saved = advance(kept[2], 4 * at + j)
-    store_up_to(saved, 0, enter, n)
-    store_up_to(saved, hidden, keep, n)
-    store_up_to(saved, 2 * hidden, new, n)
-    store_up_to(saved, 3 * hidden, show, n)
+    store_up_to(saved, 0, i, n)
+    store_up_to(saved, hidden, f, n)
+    store_up_to(saved, 2 * hidden, g, n)
+    store_up_to(saved, 3 * hidden, o, n)
 
 
 # A step back.
@@ -242,27 +241,27 @@ def _lstm_factors(saved, previous, at, hidden, j):
     From c to the pre-activations of i, f and g, from h to o's, from h to c, and from c to the c before.
     """
     gate, n = advance(saved[1], 4 * at + j), hidden - j
-    enter, keep = load_up_to(gate, 0, n), load_up_to(gate, hidden, n)
-    new, show = load_up_to(gate, 2 * hidden, n), load_up_to(gate, 3 * hidden, n)
+    i, f = load_up_to(gate, 0, n), load_up_to(gate, hidden, n)
+    g, o = load_up_to(gate, 2 * hidden, n), load_up_to(gate, 3 * hidden, n)
     seen = math.tanh(load_up_to(saved[0], at + j, n))
-    to_i = new * enter * (1.0 - enter)
-    to_f = load_up_to(previous, j, n) * keep * (1.0 - keep)
-    to_g = enter * fma(new, -1.0 * new, 1.0)
-    to_o = seen * show * (1.0 - show)
-    to_c = show * fma(seen, -1.0 * seen, 1.0)
-    return to_i, to_f, to_g, to_o, to_c, keep
+    to_i = g * i * (1.0 - i)
+    to_f = load_up_to(previous, j, n) * f * (1.0 - f)
+    to_g = i * fma(g, -1.0 * g, 1.0)
+    to_o = seen * o * (1.0 - o)
+    to_c = o * fma(seen, -1.0 * seen, 1.0)
+    return to_i, to_f, to_g, to_o, to_c, f
 
 
 @device
 def lstm_step_back(cell, saved, previous, at, hidden, j, g, out, second, width):
     """`saved`: c, gates."""
-    to_i, to_f, to_g, to_o, to_c, keep = _lstm_factors(saved, previous, at, hidden, j)
+    to_i, to_f, to_g, to_o, to_c, f = _lstm_factors(saved, previous, at, hidden, j)
     d = fma(g, to_c, load(second, 0))
     store(out, 0, to_i * d)
     store(out, width, to_f * d)
     store(out, 2 * width, to_g * d)
     store(out, 3 * width, to_o * g)
-    store(second, 0, d * keep)
+    store(second, 0, d * f)
     return zeros(out)
 
 
@@ -336,13 +335,13 @@ def lstm_step_map(cell, saved, previous, at, hidden, w, width, rows, out, scratc
     fed = advance(blocks, 2 * hidden * width)  # of four rows: (d | gh · t o (1 - o))
     factors = advance(fed, 2 * SAMPLES * width)
     for j in range(0, width, count):
-        to_i, to_f, to_g, to_o, to_c, keep = _lstm_factors(saved, previous, at, hidden, j)
+        to_i, to_f, to_g, to_o, to_c, f = _lstm_factors(saved, previous, at, hidden, j)
         store(factors, j, to_i)
         store(factors, width + j, to_f)
         store(factors, 2 * width + j, to_g)
         store(factors, 3 * width + j, to_o)
         store(factors, 4 * width + j, to_c)
-        store(factors, 5 * width + j, keep)
+        store(factors, 5 * width + j, f)
     gate = hidden * width
     for k in range(hidden):
         to_i, to_f, to_g = broadcast(factors, k), broadcast(factors, width + k), broadcast(factors, 2 * width + k)
@@ -443,7 +442,7 @@ def _write_diagonals(t, b, c, c0, gates, room, out):
     at = (t * batch + b) * hidden
     previous = advance(pointer(c), at - batch * hidden) if t > 0 else advance(pointer(c0), b * hidden)
     for j in range(0, width, count):
-        to_i, to_f, to_g, to_o, to_c, keep = _lstm_factors((pointer(c), pointer(gates)), previous, at, hidden, j)
+        to_i, to_f, to_g, to_o, to_c, f = _lstm_factors((pointer(c), pointer(gates)), previous, at, hidden, j)
         store(rows, j, to_c * to_i)
         store(rows, width + j, to_c * to_f)
         store(rows, 2 * width + j, to_c * to_g)
@@ -451,8 +450,8 @@ def _write_diagonals(t, b, c, c0, gates, room, out):
         store(rows, 4 * width + j, to_i)
         store(rows, 5 * width + j, to_f)
         store(rows, 6 * width + j, to_g)
-        store(rows, 7 * width + j, to_c * keep)
-        store(rows, 8 * width + j, keep)
+        store(rows, 7 * width + j, to_c * f)
+        store(rows, 8 * width + j, f)
     for plane in range(PLANES):
         for j in range(hidden):
             out[plane, j, b] = rows[plane * width + j]

@@ -149,16 +149,16 @@ def _apply(kind, a, b, b_ih, b_hh, hidden, h, c, h_n, c_n, gates):
         n = hidden - j
         if kind == 2:
             at = 2 * hidden + j
-            of_reset, of_update = _sum(a, b, b_ih, b_hh, j, n), _sum(a, b, b_ih, b_hh, hidden + j, n)
-            of_new, inner = load_n(a, at, n) + load_n(b_ih, at, n), load_n(b, at, n) + load_n(b_hh, at, n)
-            v, reset, update, new = equations.gru(of_new, of_reset, of_update, inner, load_n(h, j, n))
+            a_r, a_z = _sum(a, b, b_ih, b_hh, j, n), _sum(a, b, b_ih, b_hh, hidden + j, n)
+            a_n, inner = load_n(a, at, n) + load_n(b_ih, at, n), load_n(b, at, n) + load_n(b_hh, at, n)
+            v, reset, update, new = equations.gru(a_n, a_r, a_z, inner, load_n(h, j, n))
             _keep(gates, hidden, j, reset, update, new, inner)
             store_up_to(h_n, j, v, n)
         elif kind == 3:
-            of_enter, of_keep = _sum(a, b, b_ih, b_hh, j, n), _sum(a, b, b_ih, b_hh, hidden + j, n)
-            of_new, of_show = _sum(a, b, b_ih, b_hh, 2 * hidden + j, n), _sum(a, b, b_ih, b_hh, 3 * hidden + j, n)
-            v, value, enter, keep, new, show = equations.lstm(of_enter, of_keep, of_new, of_show, load_n(c, j, n))
-            _keep(gates, hidden, j, enter, keep, new, show)
+            a_i, a_f = _sum(a, b, b_ih, b_hh, j, n), _sum(a, b, b_ih, b_hh, hidden + j, n)
+            a_g, a_o = _sum(a, b, b_ih, b_hh, 2 * hidden + j, n), _sum(a, b, b_ih, b_hh, 3 * hidden + j, n)
+            v, value, i, f, g, o = equations.lstm(a_i, a_f, a_g, a_o, load_n(c, j, n))
+            _keep(gates, hidden, j, i, f, g, o)
             store_up_to(c_n, j, value, n)
             store_up_to(h_n, j, v, n)
         else:
@@ -221,13 +221,13 @@ def _apply_lanes(kind, z, apart, h, c):
             store(z, j + 2 * apart, new)
             store(h, j, v)
         elif kind == 3:
-            v, value, enter, keep, new, show = equations.lstm(
+            v, value, i, f, g, o = equations.lstm(
                 load(z, j), load(z, j + apart), load(z, j + 2 * apart), load(z, j + 3 * apart), load(c, j)
             )
-            store(z, j, enter)
-            store(z, j + apart, keep)
-            store(z, j + 2 * apart, new)
-            store(z, j + 3 * apart, show)
+            store(z, j, i)
+            store(z, j + apart, f)
+            store(z, j + 2 * apart, g)
+            store(z, j + 3 * apart, o)
             store(h, j, v)
             store(c, j, value)
         else:
