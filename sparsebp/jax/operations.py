@@ -190,6 +190,12 @@ def derivative(function: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
+def sum_to(shape: tuple[int, ...], grad: Any) -> Any:
+    """Return a gradient summed over the axes along which an operand of this shape was shared."""
+    axes = tuple(axis for axis, (own, full) in enumerate(zip(shape, grad.shape, strict=True)) if own != full)
+    return grad.sum(axes, keepdims=True) if axes else grad
+
+
 class _Callback(NamedTuple):
     """What `jax.pure_callback` calls; equal ones are one for JAX, which compiles each once."""
 

@@ -15,7 +15,7 @@ from sparsebp import kernels
 from sparsebp.core.check import check_flag
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.jax.arrays import arrays_of
-from sparsebp.jax.operations import Native, Operation, Shapes, Tangent, derivative
+from sparsebp.jax.operations import Native, Operation, Shapes, Tangent, derivative, sum_to
 from sparsebp.kernels.host import xla
 
 Shape = tuple[int, ...]
@@ -215,8 +215,7 @@ def _tangent_transpose(grads: Any, a: Any, h: Any, h0: Any, *given: Any, reverse
     if type(grads[0]) is ad.Zero:
         return [None] * 3 + [ad.Zero(v.aval) for v in linear] + [None] * len(lengths)
     found = _gradients(a, h, jnp.conj(grads[0]), h0, *lengths, reverse=reverse)
-    shared = tuple(axis for axis in (1, 2) if linear[0].aval.shape[axis] != found[0].shape[axis])
-    found[0] = found[0].sum(shared, keepdims=True)
+    found[0] = sum_to(linear[0].aval.shape, found[0])
     return [None] * 3 + [jnp.conj(grad) for grad in found] + [None] * len(lengths)
 
 

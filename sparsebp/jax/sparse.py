@@ -16,7 +16,7 @@ from sparsebp import kernels
 from sparsebp.core.check import check_flag
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.jax.arrays import arrays_of
-from sparsebp.jax.operations import Operation, Shapes
+from sparsebp.jax.operations import Operation, Shapes, sum_to
 from sparsebp.patterns.pattern import values_on
 from sparsebp.products import FactorPlan, ProductPlan
 from sparsebp.products.product import OPERANDS, Role
@@ -107,6 +107,7 @@ def _form_transpose(grads: Any, x: Any, y: Any, *, plan: ProductPlan, role: Role
     values = {**dict(zip(names, (x, y), strict=True)), role: grads[0]}
     wanted = names[unknown]
     found = _form(plan, wanted, *(values[other] for other in OPERANDS[wanted]))
+    found = sum_to((x, y)[unknown].aval.shape, found)
     return [found if k == unknown else None for k in range(2)]
 
 
@@ -250,7 +251,7 @@ def _solve_transpose(grads: Any, values: Any, factors: Any, b: Any, *, plan: Fac
     """Solve with the transposed matrix; only b is linear."""
     if type(grads[0]) is Zero:
         return [None, None, Zero(b.aval)]
-    return [None, None, _solve(plan, not transposed, values, factors, grads[0])]
+    return [None, None, sum_to(b.aval.shape, _solve(plan, not transposed, values, factors, grads[0]))]
 
 
 # ---- the batch, and checks --------------------------------------------------------------------------------------------
