@@ -82,6 +82,9 @@ def _form_shape(x: tuple[int, ...], y: tuple[int, ...], *, plan: ProductPlan, ro
 def _run_form(given: Sequence[np.ndarray], results: Sequence[np.ndarray], plan: ProductPlan, role: Role) -> None:
     """Compute the form for all samples: the axes before the last."""
     mapped = results[0].shape[:-1]
+    if not mapped:
+        results[0][...] = plan.form(role, *given)
+        return
     found = plan.form(role, *(_columns(v, mapped) for v in given))
     results[0][...] = found.T.reshape(results[0].shape)
 
@@ -208,6 +211,10 @@ def _run_solve(
     (_, factors, b), (found,) = given, results
     kernel, own, n = kernels.on_host().factor, factors.shape[:-1], b.shape[-1]
     mapped = found.shape[:-1]
+    if not mapped:
+        if n:
+            kernel.solve(plan.panels, factors.reshape(1, plan.fill, 1), b[:, None], found[:, None], transposed)
+        return
     order = sorted(range(len(mapped)), key=lambda axis: own[axis] == 1)  # those of the matrices come first
     matrices = math.prod(own)
     right = np.broadcast_to(b, (*mapped, n)).transpose(*order, len(mapped))
