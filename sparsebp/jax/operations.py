@@ -8,6 +8,7 @@ XLA's own buffers. Elsewhere, and where the version of XLA's interface for handl
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import itertools
 import re
@@ -124,7 +125,9 @@ class Operation:
             attributes = native.attributes
             return jax.ffi.ffi_lowering(native.name)(context, *operands, **_int64(attributes))
         _register(_PYTHON, partial(handlers.python_handler, _call))
-        given, results = ([(a.shape, np.dtype(a.dtype)) for a in avals] for avals in (context.avals_in, context.avals_out))
+        given, results = (
+            [(a.shape, np.dtype(a.dtype)) for a in avals] for avals in (context.avals_in, context.avals_out)
+        )
         call = _Call(partial(self._run, **options), given, results)
         context.module_context.add_keepalive(call)
         return jax.ffi.ffi_lowering(_PYTHON)(context, *operands, **_int64({"number": call.number}))
@@ -224,6 +227,7 @@ def fits() -> bool:
 
 
 _PYTHON = "sparsebp_python"
+atexit.register(handlers.close)  # after JAX's, and so called before it
 _registered: set[str] = set()
 
 
@@ -288,7 +292,10 @@ def _call(at: int) -> int:
         call = _calls.get(number)
         if call is None:
             raise RuntimeError("A computation of another process, or whose plan is gone. Compile it again")
-        call(_data(frame, handlers.ARGUMENTS, handlers.ARGUMENT_COUNT), _data(frame, handlers.RESULTS, handlers.RESULT_COUNT))
+        call(
+            _data(frame, handlers.ARGUMENTS, handlers.ARGUMENT_COUNT),
+            _data(frame, handlers.RESULTS, handlers.RESULT_COUNT),
+        )
     except BaseException as error:  # there is nobody else to tell: not even an interrupt goes on from here
         return _error(frame, f"{type(error).__name__}: {error}")
     return 0

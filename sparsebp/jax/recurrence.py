@@ -86,7 +86,10 @@ def _lengths(lengths: Any, steps: int, batch: int) -> jax.Array:
     if known and batch and not 0 <= found.min() <= found.max() <= steps:
         raise OptionError("A length is out of range", expected=f"integers from 0 to {steps}",
                           got=int(found.min() if found.min() < 0 else found.max()))  # fmt: skip
-    return jnp.asarray(found.clip(-1, steps + 1)).astype(np.int32)  # a wrong one stays wrong
+    if known or found.dtype.itemsize < 4:
+        return jnp.asarray(found.astype(np.int32))
+    fitting = jnp.where(found > steps, steps + 1, found.astype(np.int32))  # a wrong one stays wrong
+    return jnp.where(found < 0, -1, fitting)
 
 
 # The operations. Of a batch, mapped samples come before those of one call.

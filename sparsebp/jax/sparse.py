@@ -204,9 +204,7 @@ def _solve_shape(
     return ((*np.broadcast_shapes(factors[:-1], b[:-1]), b[-1]),)
 
 
-def _run_solve(
-    given: Sequence[np.ndarray], results: Sequence[np.ndarray], plan: FactorPlan, transposed: bool
-) -> None:
+def _run_solve(given: Sequence[np.ndarray], results: Sequence[np.ndarray], plan: FactorPlan, transposed: bool) -> None:
     """Solve with the matrices that the factors' axes before the last count, and all right-hand sides of each."""
     (_, factors, b), (found,) = given, results
     kernel, own, n = kernels.on_host().factor, factors.shape[:-1], b.shape[-1]

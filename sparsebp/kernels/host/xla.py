@@ -11,6 +11,8 @@ others: it takes the interpreter's lock, but neither copies nor wraps an array.
 from __future__ import annotations
 
 import ctypes
+import os
+import time
 from functools import cache
 from typing import Any
 
@@ -24,8 +26,8 @@ from sparsebp.core.check import Array
 from sparsebp.kernels.host import recurrence
 from sparsebp.kernels.host.engine import shipped
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
-from sparsebp.kernels.host.engine.simd import WORD, address, intrinsic, word_at
-from sparsebp.kernels.host.engine.threads import ALONE, PUBLISHED, atomic_load
+from sparsebp.kernels.host.engine.simd import WORD, address, intrinsic, keep_alive, word_at
+from sparsebp.kernels.host.engine.threads import ALONE, PUBLISHED, atomic_add, atomic_load
 from sparsebp.kernels.host.recurrence import Rows, divide
 
 MAJOR, MINOR = 0, 3
@@ -44,9 +46,13 @@ _EXECUTE, _METADATA = 3, 1
 _COMPLEX = (15, 18)
 
 # Names for the linker: an address inside the machine code would be another process's when it comes from the disk.
-_TEAM, _PYTHON = "sparsebp_xla_team", "sparsebp_xla_python"
+_TEAM, _GATE, _PYTHON = "sparsebp_xla_team", "sparsebp_xla_gate", "sparsebp_xla_python"
+_gate = np.zeros(2, np.int64)
+"""Whether the interpreter is closed to handlers, and how many are in it or wait for its lock."""
 binding.add_symbol(_TEAM, PUBLISHED.ctypes.data)
+binding.add_symbol(_GATE, _gate.ctypes.data)
 _LENGTHS = np.frombuffer(b"OptionError: A length is out of range. Expected: integers from 0 to T.\0", np.uint8)
+_ENDED = np.frombuffer(b"The interpreter has ended before this computation\0", np.uint8)
 
 
 def forward_handler(dtype: np.dtype) -> int:
@@ -65,6 +71,22 @@ def backward_handler(dtype: np.dtype) -> int:
     return int(_compiled(_backward_32 if dtype == np.float32 else _backward_64).address)
 
 
+def close() -> None:
+    """Refuse further calls of Python, and wait until none is left.
+
+    JAX waits for all computations at the interpreter's end, and holds its lock while it does.
+    """
+    _gate[0] = 1
+    while _gate[1]:
+        time.sleep(1e-3)
+
+
+def _after_fork() -> None:
+    _gate[1] = 0  # those in it are the parent's threads
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 _callbacks: list[Any] = []
 """What XLA may call, kept as long as the process."""
 
@@ -92,15 +114,21 @@ _python_of_frame: Any = types.ExternalFunction(_PYTHON, types.int64(types.int64)
 # mypy: disable-error-code="no-untyped-def"
 
 
-@intrinsic
-def _published(typingctx):
-    """Return the address of `PUBLISHED`."""
+def _address_of(name: str) -> Any:
+    """Return a compiled function that returns the address that the linker knows by a name."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        place = builder.module.globals.get(_TEAM) or ir.GlobalVariable(builder.module, WORD, _TEAM)
-        return builder.ptrtoint(place, WORD)
+    @intrinsic
+    def found(typingctx: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            place = builder.module.globals.get(name) or ir.GlobalVariable(builder.module, WORD, name)
+            return builder.ptrtoint(place, WORD)
 
-    return types.int64(), codegen
+        return types.int64(), codegen
+
+    return found
+
+
+_published, _gate_address = _address_of(_TEAM), _address_of(_GATE)
 
 
 @intrinsic
@@ -134,7 +162,9 @@ def _to_execute(frame):
 def _error(frame, message):
     given = np.zeros(4, np.int64)
     given[0], given[2], given[3] = ERROR_SIZE, message.ctypes.data, INVALID_ARGUMENT
-    return _create_error(_word(_word(frame, _API), ERROR_CREATE), given.ctypes.data)
+    error = _create_error(_word(_word(frame, _API), ERROR_CREATE), given.ctypes.data)
+    keep_alive(given)
+    return error
 
 
 @numba.njit(**INNER_JIT)
@@ -187,7 +217,9 @@ def _merged(of_a, sizes, pairs, lengths):
 def _lengths(frame, k, steps, batch, given):
     """Return the lengths of all samples, and whether they are right."""
     found, fit = np.empty(batch, np.int64), True
-    values = carray(address(_word(_argument(frame, k), DATA), np.int32(0)) if given else address(0, np.int32(0)), (batch,))
+    values = carray(
+        address(_word(_argument(frame, k), DATA), np.int32(0)) if given else address(0, np.int32(0)), (batch,)
+    )
     for i in range(batch):
         found[i] = values[i] if given else steps
         fit = fit and 0 <= found[i] <= steps
@@ -261,4 +293,12 @@ def _backward_64(frame):
 
 
 def _python(frame):
-    return _python_of_frame(frame) if _to_execute(frame) else 0
+    if not _to_execute(frame):
+        return 0
+    atomic_add(_gate_address() + 8, 1)
+    if atomic_load(_gate_address()):
+        found = _error(frame, _ENDED)
+    else:
+        found = _python_of_frame(frame)
+    atomic_add(_gate_address() + 8, -1)
+    return found
