@@ -156,6 +156,8 @@ def _linear_recurrences(dtype: np.dtype) -> None:
     _ = layer.gradients(y, saved).weights
     rates = -np.ones((5, 10), dtype)
     selective_scan_vjp(h, h, rates, x, x, None, selective_scan(h, h, rates, x, x).states, h)
+    kernels.on_host().xla.forward_handler(np.dtype(dtype))
+    kernels.on_host().xla.backward_handler(np.dtype(dtype))
 
 
 def _sparse_products(dtype: np.dtype) -> None:

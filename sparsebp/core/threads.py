@@ -48,6 +48,8 @@ _VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VE
 # ---- threads of the kernels ----------------------------------------------------------------------------------------
 
 _count: int | None = None
+followers: list[Callable[[int], object]] = []
+"""Called with every new number of `set_threads`."""
 
 
 class _Block:
@@ -158,6 +160,8 @@ def set_threads(threads: int) -> dict[str, int]:
                 _set(library, _count)
         _process.want(everywhere, _count)
         _own_numbers(here)
+    for follow in followers:
+        follow(_count)
     return thread_counts()
 
 

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
+from sparsebp.core import threads
 from sparsebp.core.check import Array
-from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, parts_for, span
+from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, MAX_PARTS, VECTOR_GRAIN, WORTH, parts_for, span
 from sparsebp.kernels.host.engine.math import exp, sigmoid, tanh
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -210,15 +211,24 @@ def _run(
 ) -> None:
     """Run a kernel of so much work for each number of h, in parts of whole tiles."""
     steps, batch, width = sizes
-    parts = parts_for(work * steps * batch * width)
+    parts, samples, block = _divide(work * steps * batch * width, threads.count() == 1, batch, width)
+    lengths = np.full(batch, steps, np.int64) if lengths is None else lengths
+    kernel(team(parts), parts, ((steps, batch, width), (samples, block), lengths, reverse, summed, form), rows)
+
+
+def _divide(work: int, alone: bool, batch: int, width: int) -> tuple[int, int, int]:
+    """Return into how many parts so much work is split, and the samples and the numbers of a row in one tile."""
+    parts = 1 if alone or work < WORTH else min(MAX_PARTS, work // VECTOR_GRAIN)  # as `parts_for`
     numbers = max(NARROWEST, min(WIDEST, batch * width // parts))
     if width > numbers:
         samples, block = 1, numbers // NARROWEST * NARROWEST
     else:
         samples, block = numbers // max(width, 1), max(width, 1)
-    parts = min(parts, max(-(-batch // samples) * -(-width // block), 1))
-    lengths = np.full(batch, steps, np.int64) if lengths is None else lengths
-    kernel(team(parts), parts, ((steps, batch, width), (samples, block), lengths, reverse, summed, form), rows)
+    return min(parts, max(-(-batch // samples) * -(-width // block), 1)), samples, block
+
+
+divide = numba.njit(**INNER_JIT)(_divide)
+"""The same for compiled functions."""
 
 
 def _rows(array: Array, of_unit: bool = True, first: int = 0) -> Rows:

@@ -335,9 +335,26 @@ def _hire(helpers: int) -> int:
         return _team.address
 
 
+PUBLISHED = np.zeros(2, np.int64)
+"""For callers without an interpreter: the address of the team, or `ALONE`, and the number of threads."""
+
+
+def publish() -> None:
+    """Let those callers have the team, and follow `set_threads` from now on."""
+    _publish(threads.get_threads())
+    if _publish not in threads.followers:
+        threads.followers.append(_publish)
+
+
+def _publish(count: int) -> None:
+    PUBLISHED[:] = ALONE, 1
+    PUBLISHED[:] = ALONE if count == 1 else _hire(count - 1), count
+
+
 def _after_fork() -> None:
     global _team  # noqa: PLW0603
     _team = None  # its helpers are the parent's
+    PUBLISHED[0] = ALONE
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,0 +1,252 @@
+"""Linear recurrences in JAX: the forward and the gradients are one call each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from jax.interpreters import ad
+
+from sparsebp import kernels
+from sparsebp.core.check import check_flag
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.jax.arrays import arrays_of
+from sparsebp.jax.operations import Native, Operation, Shapes, Tangent, derivative, sum_to
+from sparsebp.kernels.host import xla
+
+Shape = tuple[int, ...]
+
+
+def linear_recurrence(a: Any, b: Any, h0: Any = None, *, reverse: bool = False, lengths: Any = None) -> jax.Array:
+    """Return h with ``h[t] = a[t] * h[t-1] + b[t]``, element by element, in one pass over memory.
+
+    Parameters
+    ----------
+    a
+        Factors: of the shape of b, or 1 along any axis, where all share its factors.
+    b
+        Terms (T, B, H): float32, float64, complex64 or complex128; all arrays have one dtype.
+    h0
+        The state before the first step (B, H); None for zeros.
+    reverse
+        Go from the last step to the first: ``h[t] = a[t] * h[t+1] + b[t]``.
+    lengths
+        Steps of each sample (B,), integers from 0 to T: a sequence or an array. Beyond them h is zero, and `reverse`
+        begins at a sample's last step. None: all have T.
+
+    Returns
+    -------
+    jax.Array
+        h (T, B, H).
+
+    Raises
+    ------
+    DTypeError, ShapeError
+        An array does not fit.
+    OptionError
+        A length is not from 0 to T; under `jax.jit`, its message arrives in an error of JAX.
+
+    Examples
+    --------
+    >>> import jax, sparsebp.jax as sj
+    >>> a, b = jax.numpy.full((1, 1, 1), 0.5), jax.numpy.ones((4, 1, 1))
+    >>> sj.linear_recurrence(a, b).ravel().tolist()
+    [1.0, 1.5, 1.75, 1.875]
+    >>> jax.grad(lambda b: sj.linear_recurrence(a, b)[-1].sum())(b).ravel().tolist()
+    [0.125, 0.25, 0.5, 1.0]
+    """
+    reverse = check_flag("reverse", reverse)
+    given = {"a": a, "b": b} | ({} if h0 is None else {"h0": h0})
+    a, b, *start = arrays_of(dtypes=("float32", "float64", "complex64", "complex128"), **given)
+    if b.ndim != 3:
+        raise ShapeError("b has the wrong shape", expected="(T, B, H)", got=b.shape)
+    if a.ndim != 3 or any(size not in (1, full) for size, full in zip(a.shape, b.shape, strict=True)):
+        raise ShapeError("a has the wrong shape", expected=f"{b.shape}, or 1 for any of them", got=a.shape)
+    if start and start[0].shape != b.shape[1:]:
+        raise ShapeError("h0 has the wrong shape", expected=b.shape[1:], got=start[0].shape)
+    h0 = start[0] if start else jnp.zeros(b.shape[1:], b.dtype)
+    steps_of = () if lengths is None else (_lengths(lengths, *b.shape[:2]),)
+    return _recurrence(a, b, h0, *steps_of, reverse=reverse)[0]
+
+
+def _lengths(lengths: Any, steps: int, batch: int) -> jax.Array:
+    """Return the lengths as int32; those whose values are not known yet are checked by the kernel's caller."""
+    known = not isinstance(lengths, jax.core.Tracer)
+    found = np.asarray(lengths) if known else lengths
+    if known and not found.size:
+        found = found.astype(np.int32)
+    if found.dtype.kind not in "iu":
+        raise DTypeError("lengths has the wrong dtype", expected="integers", got=found.dtype)
+    if found.shape != (batch,):
+        raise ShapeError("lengths has the wrong shape", expected=(batch,), got=found.shape)
+    if known and batch and not 0 <= found.min() <= found.max() <= steps:
+        raise OptionError("A length is out of range", expected=f"integers from 0 to {steps}",
+                          got=int(found.min() if found.min() < 0 else found.max()))  # fmt: skip
+    if known or found.dtype.itemsize < 4:
+        return jnp.asarray(found.astype(np.int32))
+    fitting = jnp.where(found > steps, steps + 1, found.astype(np.int32))  # a wrong one stays wrong
+    return jnp.where(found < 0, -1, fitting)
+
+
+# The operations. Of a batch, mapped samples come before those of one call.
+
+
+def _fold(v: Any, axis: int | None, place: int, count: int, batch: int, shared: bool) -> Any:
+    """Return an operand whose samples lie along `place`, with its mapped axis joined to them."""
+    if axis is None and shared and v.shape[place] == 1:
+        return v
+    wide = jnp.broadcast_to(v, (count, *v.shape)) if axis is None else jnp.moveaxis(v, axis, 0)
+    before, behind = wide.shape[1 : place + 1], wide.shape[place + 2 :]
+    wide = jnp.broadcast_to(wide, (count, *before, batch, *behind))
+    return jnp.moveaxis(wide, 0, place).reshape(*before, count * batch, *behind)
+
+
+def mapped(
+    operation: Callable[..., list[Any]], samples: Sequence[int], results: Sequence[int], shared: Sequence[int], whole: int
+) -> Callable[..., Any]:  # fmt: skip
+    """Return the rule for mapped axes.
+
+    Parameters
+    ----------
+    operation
+        Computes on the operands of one call.
+    samples, results
+        The axes of the samples, in every operand and in every result.
+    shared
+        Operands that may have one sample for all.
+    whole
+        An operand that has all.
+    """
+
+    def rule(operands: Sequence[Any], axes: Sequence[int | None], **options: Any) -> tuple[list[Any], list[int]]:
+        count = next(v.shape[axis] for v, axis in zip(operands, axes, strict=True) if axis is not None)
+        batch = [n for axis, n in enumerate(operands[whole].shape) if axis != axes[whole]][samples[whole]]
+        folded = [_fold(v, axis, samples[k], count, batch, k in shared)
+                  for k, (v, axis) in enumerate(zip(operands, axes, strict=True))]  # fmt: skip
+        found = operation(*folded, **options)
+        split = [v.reshape(*v.shape[:place], count, batch, *v.shape[place + 1 :])
+                 for v, place in zip(found, results, strict=True)]  # fmt: skip
+        return split, list(results)
+
+    return rule
+
+
+def _reals(array: np.ndarray) -> np.ndarray:
+    """Return complex numbers as pairs of reals."""
+    return array.view(array.real.dtype)
+
+
+def _steps_of(lengths: Sequence[np.ndarray], steps: int) -> np.ndarray | None:
+    for of_sample in lengths:
+        if len(of_sample) and not 0 <= of_sample.min() <= of_sample.max() <= steps:
+            raise OptionError("A length is out of range", expected=f"integers from 0 to {steps}", got=of_sample)
+        return of_sample.astype(np.int64)
+    return None
+
+
+def _forward_shape(a: Shape, b: Shape, h0: Shape, *lengths: Shape, reverse: bool) -> Shapes:
+    return (b,)
+
+
+def _run_forward(given: Sequence[np.ndarray], results: Sequence[np.ndarray], reverse: bool) -> None:
+    a, b, h0, *lengths = given
+    operands = (*map(_reals, (a, b, h0)), _steps_of(lengths, len(b)))
+    kernels.get(np).linear_recurrence(*operands, b.dtype.kind == "c", reverse, _reals(results[0]))
+
+
+def _forward_handler(dtype: np.dtype, *, reverse: bool) -> Native:
+    real = np.zeros(0, dtype).real.dtype
+    return Native(f"sparsebp_recurrence_{real}", partial(xla.forward_handler, real), {"reverse": int(reverse)})
+
+
+_recurrence = Operation("linear_recurrence", _forward_shape, _run_forward, _forward_handler)
+_recurrence.batch(mapped(_recurrence, (1, 1, 0, 0), (1,), shared=(0,), whole=1))
+
+
+def _backward_shape(a: Shape, h: Shape, gh: Shape, h0: Shape, *lengths: Shape, reverse: bool) -> Shapes:
+    return (a[0], *h[1:]), h, h0
+
+
+def _run_backward(given: Sequence[np.ndarray], results: Sequence[np.ndarray], reverse: bool) -> None:
+    a, h, gh, h0, *lengths = given
+    operands = (*map(_reals, (a, h, gh, h0)), _steps_of(lengths, len(h)))
+    kernels.get(np).linear_recurrence_grad(*operands, h.dtype.kind == "c", reverse, *map(_reals, results))
+
+
+def _backward_handler(dtype: np.dtype, *, reverse: bool) -> Native:
+    real = np.zeros(0, dtype).real.dtype
+    return Native(f"sparsebp_recurrence_back_{real}", partial(xla.backward_handler, real), {"reverse": int(reverse)})
+
+
+_gradients = Operation("linear_recurrence_grad", _backward_shape, _run_backward, _backward_handler)
+_gradients.batch(mapped(_gradients, (1, 1, 1, 0, 0), (1, 1, 0), shared=(0,), whole=1))
+
+
+def _before(h: Any, h0: Any, lengths: Sequence[Any], reverse: bool) -> Any:
+    """Return the state before every step, 0 beyond a sample's length."""
+    if len(h) == 0:
+        return h
+    if not reverse:
+        before = jnp.concatenate([h0[None], h[:-1]])
+    elif lengths:
+        before = jnp.where(_at(h, lengths[0] - 1), h0, jnp.concatenate([h[1:], h0[None]]))
+    else:
+        before = jnp.concatenate([h[1:], h0[None]])
+    return jnp.where(_within(h, lengths[0]), before, 0) if lengths else before
+
+
+def _at(h: Any, step: Any) -> Any:
+    return (jnp.arange(len(h))[:, None] == step)[..., None]
+
+
+def _within(h: Any, lengths: Any) -> Any:
+    return (jnp.arange(len(h))[:, None] < lengths)[..., None]
+
+
+def _tangent(a: Any, h: Any, h0: Any, da: Any, db: Any, dh0: Any, *lengths: Any, reverse: bool) -> list[Any]:
+    """Return the derivative along (da, db, dh0): ``dh[t] = a[t] * dh[t-1] + (db[t] + da[t] * h[t-1])``."""
+    return _recurrence(a, db + da * _before(h, h0, lengths, reverse), dh0, *lengths, reverse=reverse)
+
+
+def _tangent_transpose(grads: Any, a: Any, h: Any, h0: Any, *given: Any, reverse: bool) -> list[Any]:
+    """Return the gradients, which are not conjugated: the kernel's are."""
+    linear, lengths = given[:3], given[3:]
+    if type(grads[0]) is ad.Zero:
+        return [None] * 3 + [ad.Zero(v.aval) for v in linear] + [None] * len(lengths)
+    found = _gradients(a, h, jnp.conj(grads[0]), h0, *lengths, reverse=reverse)
+    found[0] = sum_to(linear[0].aval.shape, found[0])
+    return [None] * 3 + [jnp.conj(grad) for grad in found] + [None] * len(lengths)
+
+
+_tangents = Tangent("linear_recurrence_jvp", _tangent, _tangent_transpose)
+_tangents.batch(mapped(_tangents, (1, 1, 0, 1, 1, 0, 0), (1,), shared=(0, 3), whole=1))
+
+
+@_recurrence.jvp
+def _recurrence_jvp(primals: Any, tangents: Any, *, reverse: bool) -> Any:
+    a, b, h0, *lengths = primals
+    (h,) = _recurrence(*primals, reverse=reverse)
+    return [h], _tangents(a, h, h0, *map(ad.instantiate_zeros, tangents[:3]), *lengths, reverse=reverse)
+
+
+@_gradients.jvp
+@derivative
+def _gradients_again(a: Any, h: Any, gh: Any, h0: Any, *lengths: Any, reverse: bool) -> list[Any]:
+    """Return what `_gradients` does, for derivatives: ``g[t] = conj(a[t+1]) * g[t+1] + gh[t]``."""
+    if len(h) == 0:
+        return [jnp.zeros((len(a), *h.shape[1:]), h.dtype), gh, jnp.zeros_like(h0)]
+    factors = a = jnp.conj(a)
+    if len(a) > 1:  # those of the step after
+        none = jnp.zeros_like(a[:1])
+        factors = jnp.concatenate([none, a[:-1]] if reverse else [a[1:], none])
+    (g,) = _recurrence(factors, gh, jnp.zeros_like(h0), *lengths, reverse=not reverse)
+    at_a = g * jnp.conj(_before(h, h0, lengths, reverse))
+    if reverse and lengths:
+        at_h0 = jnp.where(_at(h, lengths[0] - 1), a * g, 0).sum(0)
+    else:
+        at_h0 = a[-1] * g[-1] if reverse else a[0] * g[0]
+    return [at_a.sum(0, keepdims=True) if len(a) != len(h) else at_a, g, at_h0]
