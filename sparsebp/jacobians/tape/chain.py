@@ -8,12 +8,12 @@ of lower levels. A Hessian is J'ᵀ S J' with the local Hessians S = Σ λ ∇²
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsebp.jacobians.tape.expressions import Expression, evaluated, gradient, leaves_of
+from sparsebp.jacobians.tape.expressions import Expression, evaluated, gradient, leaves_of, renumbered
 from sparsebp.jacobians.tape.loops import Leaf, Loop, Root
 from sparsebp.jacobians.tape.record import Group, Linear, Recorder, used
 from sparsebp.patterns.pattern import SparsityPattern
@@ -72,6 +72,11 @@ class Program:
         found[len(found) - len(self._behind) :] = self._behind
         return found
 
+    def constants_at(self, leaf: np.ndarray) -> np.ndarray:
+        """Return the constants that a leaf reads."""
+        found: np.ndarray = self._behind[leaf - (self.size - len(self._behind))]
+        return found
+
     def takes(self, args: tuple[Any, ...]) -> bool:
         """Return whether the arguments have the shapes and dtypes of the record."""
         return all(
@@ -90,70 +95,84 @@ class Entries(NamedTuple):
     stage: int
 
 
+class Block(NamedTuple):
+    """Planned places of a matrix's entries: where in the array, and the sorted keys of the entries."""
+
+    part: slice
+    keys: np.ndarray
+
+    def find(self, wanted: np.ndarray) -> np.ndarray:
+        """Return the place of each key in the array, or -1."""
+        if not len(self.keys):
+            return np.full(len(wanted), -1)
+        at = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
+        return np.where((self.keys[at] == wanted) & (wanted >= 0), self.part.start + at, -1)
+
+
 class Out:
-    """Planned places, one behind the other, in an array that loops add to; the last is for what nobody needs."""
+    """Blocks, one behind the other, in an array that loops add to; the last place is for what nobody needs."""
 
-    def __init__(self, program: Program) -> None:
-        self.program, self.size = program, 0
-        self.writes: list[tuple[Expression, np.ndarray, int]] = []  # value, places, stage
-        self.fixed: list[tuple[np.ndarray, np.ndarray]] = []  # places, values
+    def __init__(self, program: Program, outputs: tuple[Group, ...] = ()) -> None:
+        self.program, self.outputs, self.size = program, outputs, 0
+        self._writes: list[tuple[Expression, np.ndarray, int]] = []  # value, places, stage
+        self._fixed: list[tuple[np.ndarray, np.ndarray]] = []  # places, values
+        self._blocks: list[Block] = []
 
-    def block(self, keys: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        """Make places for sorted keys; return a function that finds the place of each, or -1."""
-        first = self.size
+    def block(self, keys: np.ndarray) -> Block:
+        """Make places for sorted keys."""
+        self._blocks.append(Block(slice(self.size, self.size + len(keys)), keys))
         self.size += len(keys)
-
-        def find(wanted: np.ndarray) -> np.ndarray:
-            if not len(keys):
-                return np.full(len(wanted), -1)
-            at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-            return np.where(keys[at] == wanted, first + at, -1)
-
-        return find
+        return self._blocks[-1]
 
     def write(self, value: Expression | np.ndarray, places: np.ndarray, stage: int) -> None:
-        """Plan that values are added at places; -1 is nowhere."""
+        """Plan that values are added at places; -1 is nowhere. What never changes is computed now."""
         if not (places >= 0).any():
             return
         if isinstance(value, Expression):
             group = self.program.stages[stage] if stage >= 0 else self.outputs[-1 - stage]
-            needs = leaves_of([value])
-            if any(not self.program.fixed[group.leaves[k]].all() for k in needs):
-                self.writes.append((value, places, stage))
+            reads = leaves_of([value])
+            if any(k >= len(group.leaves) or not self.program.fixed[group.leaves[k]].all() for k in reads):
+                self._writes.append((value, places, stage))
                 return
-            value = evaluated(value, [self.constant_at(leaf) for leaf in group.leaves])
-        self.fixed.append((places, np.broadcast_to(value, places.shape)))
+            value = evaluated(value, {k: self.program.constants_at(group.leaves[k]) for k in reads})
+        self._fixed.append((places, np.broadcast_to(value, places.shape)))
 
-    outputs: tuple[Group, ...] = ()
-
-    def constant_at(self, leaf: np.ndarray) -> np.ndarray:
-        """Return the constants that a leaf reads."""
-        known = np.full(self.program.size, np.nan, self.program.dtype)
-        for start, values in self.program.constants:
-            known[start : start + len(values)] = values
-        return known[leaf]
-
-    def finish(self) -> None:
-        """Plan where the array begins, and which values are stored rather than added."""
+    def finish(self, targets: Iterable[Block]) -> None:
+        """Plan where the array begins, and which values are stored rather than added; `targets` are added to later."""
         self.start = np.zeros(self.size + 1, self.program.dtype)
-        for places, values in self.fixed:
+        for places, values in self._fixed:
             np.add.at(self.start, places, values)  # -1 is the last
         self.start[-1] = 0
-        writers = np.bincount(np.concatenate([np.zeros(0, int), *(p for _, p, _ in self.writes)]) + 1,
+        writers = np.bincount(np.concatenate([np.zeros(0, int), *(p for _, p, _ in self._writes)]) + 1,
                               minlength=self.size + 1)[1:]  # fmt: skip
         alone = np.append((writers == 1) & (self.start[:-1] == 0), True)
         self.roots: dict[int, list[Root]] = {}
         stored = np.zeros(self.size + 1, bool)
-        for value, places, stage in self.writes:
+        for value, places, stage in self._writes:
             adds = not alone[places].all()
             stored[places] |= not adds
             root = Root(value, "out", np.where(places < 0, self.size, places), adds)
             self.roots.setdefault(stage, []).append(root)
-        self.empty = bool(stored[:-1].all())
+        final = {block.part.start for block in targets}
+        self._copied = []
+        self.constant: dict[int, np.ndarray] = {}  # blocks that nothing is written to
+        for block in self._blocks:
+            if not writers[block.part].any() and block.part.start not in final and len(block.keys):
+                self.constant[block.part.start] = self.start[block.part]
+            elif not stored[block.part].all():
+                self._copied.append(block.part)
 
     def array(self) -> np.ndarray:
         """Return the array, to be filled."""
-        return np.empty_like(self.start) if self.empty else self.start.copy()
+        found = np.empty_like(self.start)
+        for part in self._copied:
+            found[part] = self.start[part]
+        return found
+
+    def part(self, array: np.ndarray, block: Block) -> np.ndarray:
+        """Return the values of a block."""
+        constant = self.constant.get(block.part.start) if len(block.keys) else None
+        return array[block.part] if constant is None else constant
 
 
 class Added(NamedTuple):
@@ -187,115 +206,152 @@ def pattern_of(keys: np.ndarray, shape: tuple[int, int]) -> SparsityPattern:
     return SparsityPattern(ends, keys % max(shape[1], 1), shape)
 
 
-class Level:
-    """Rows of the chain's Jacobian that only read x and lower levels."""
-
-    def __init__(self, pattern: SparsityPattern, first: int) -> None:
-        self.pattern, self.part = pattern, slice(first, first + pattern.nnz)
-        self.products: list[tuple[int, slice, ProductPlan, Added]] = []
+Plan = tuple[dict[tuple[int, int], np.ndarray], list[tuple[Any, Any, Any, ProductPlan]]]
+"""Keys of each block, by level and source; and products: the block that is added to, left, right, the plan."""
 
 
 class Chain:
-    """The Jacobian of the numbers that are `needed`, and of the output if there is one, by levels."""
+    """The Jacobian of the numbers that are `needed`, by levels, or of outputs on a pattern.
+
+    Blocks (d, e) are the derivatives of level d by level e; outputs are the last level. Products are either forward,
+    J_d += L_de J_e from below, or in reverse, M_s += M_e L_es for the outputs' derivatives M from above.
+    """
 
     def __init__(self, program: Program, needed: np.ndarray, outputs: tuple[Group, ...] = (),
                  pattern: SparsityPattern | None = None) -> None:  # fmt: skip
-        self.program, self.out, level = program, Out(program), program.level
-        self.out.outputs = outputs
-        needed = needed & (level > X)
+        self.program, level = program, program.level
         slopes = [program.slopes_of(group) for group in outputs]
-        for group, own in zip(outputs, slopes, strict=True):
-            for k in own:
-                needed[group.leaves[k]] = True
+        self._note_needed(needed, [leaf for group, own in zip(outputs, slopes, strict=True)
+                                   for leaf in (group.leaves[k] for k in own)])  # fmt: skip
         needed &= level > X
-        for stage, own in zip(program.stages[::-1], program.slopes[::-1], strict=True):
+        self.depth = int(level[needed].max(initial=X)) + 1
+        self.row = np.full(program.size, -1)  # of each number, in its level
+        self.rows = []
+        for d in range(self.depth):
+            mine = np.flatnonzero(needed & (level == d))
+            self.row[mine] = np.arange(len(mine))
+            self.rows.append(mine)
+        entries: list[list[Entries]] = [[] for _ in range(self.depth)]
+        for number, (stage, own) in enumerate(zip(program.stages, program.slopes, strict=True)):
+            for e in self._entries(stage, own, number):
+                for d in np.unique(level[e.rows]):
+                    if 0 <= d < self.depth:
+                        entries[d].append(e._replace(rows=np.where(level[e.rows] == d, self.row[e.rows], -1)))
+        if pattern is not None:
+            entries.append([Entries(group.to, group.leaves[k], slope, -1 - number)
+                            for number, (group, own) in enumerate(zip(outputs, slopes, strict=True))
+                            for k, slope in own.items()])  # fmt: skip
+        self._heights = [*map(len, self.rows), *([pattern.shape[0]] if pattern is not None else [])]
+        keys = {(d, e): [self._keys(entry, e) for entry in own] for d, own in enumerate(entries) for e in range(X, d)}
+        local = {}
+        for at, found in keys.items():
+            every = np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
+            local[at] = every[every >= 0]
+        plans = [self._forward(local, pattern)]
+        if pattern is not None and self.depth:
+            plans.append(self._reverse(local, pattern))
+        sets, products = min(plans, key=lambda plan: sum(p.products for *_, p in plan[1]))
+        self.out = Out(program, outputs)
+        self.blocks = {at: self.out.block(own) for at, own in sets.items()}
+        for at, found in keys.items():
+            for entry, wanted in zip(entries[at[0]], found, strict=True):
+                self.out.write(entry.value, self.blocks[at].find(wanted), entry.stage)
+        results = [self.blocks[d, X] for d in (range(self.depth) if pattern is None else [self.depth])]
+        self.out.finish([*results, *(self.blocks[at] for at, *_ in products)])
+        self.products = []
+        for at, left, right, plan in products:
+            target = self.blocks[at]
+            places = target.find(keys_of(plan.pattern))
+            add = added(program, np.where(places < 0, -1, places - target.part.start))
+            self.products.append((target, self.blocks[left], self.blocks[right], plan, add))
+        self._results = results
+
+    def _note_needed(self, needed: np.ndarray, read: list[np.ndarray]) -> None:
+        """Add the numbers on which the needed ones depend."""
+        for places in read:
+            needed[places] = True
+        for stage, own in zip(self.program.stages[::-1], self.program.slopes[::-1], strict=True):
+            needed &= self.program.level > X
             mine = needed[stage.to]
             if isinstance(stage, Linear):
                 needed[stage.places[np.unique(stage.matrix[mine].indices)]] = True
             for k in own:
                 needed[stage.leaves[k][mine]] = True
-            needed &= level > X
-        depth = int(level[needed].max(initial=X)) + 1
-        self.row = np.full(program.size, -1)  # of each number, in its level
-        self.rows = []
-        for d in range(depth):
-            mine = np.flatnonzero(needed & (level == d))
-            self.row[mine] = np.arange(len(mine))
-            self.rows.append(mine)
-        entries: list[list[Entries]] = [[] for _ in range(depth)]
-        for number, (stage, own) in enumerate(zip(program.stages, program.slopes, strict=True)):
-            for e in self._entries(stage, own, number):
-                for d in np.unique(level[e.rows]):
-                    if 0 <= d < depth:
-                        entries[d].append(e._replace(rows=np.where(level[e.rows] == d, self.row[e.rows], -1)))
-        self.levels: list[Level] = []
-        for d in range(depth):
-            self.levels.append(self._level(entries[d], len(self.rows[d]), None))
-        if pattern is not None:
-            last = [Entries(group.to, group.leaves[k], slope, -1 - number)
-                    for number, (group, own) in enumerate(zip(outputs, slopes, strict=True))
-                    for k, slope in own.items()]  # fmt: skip
-            self.levels.append(self._level(last, pattern.shape[0], pattern))
-        self.out.finish()
 
-    def _entries(self, stage: Group | Linear, slopes: dict[int, Expression], number: int) -> Iterable[Entries]:
+    @staticmethod
+    def _entries(stage: Any, slopes: dict[int, Expression], number: int) -> Iterable[Entries]:
         """Yield derivatives of a stage; rows are places in the numbers."""
-        if isinstance(stage, Group):
-            for k, slope in slopes.items():
-                yield Entries(stage.to, stage.leaves[k], slope, number)
-        else:
-            matrix = stage.matrix
-            rows = np.repeat(stage.to, np.diff(matrix.indptr))
-            yield Entries(rows, stage.places[matrix.indices], matrix.data, number)
+        if isinstance(stage, Linear):
+            rows = np.repeat(stage.to, np.diff(stage.matrix.indptr))
+            yield Entries(rows, stage.places[stage.matrix.indices], stage.matrix.data, number)
+        for k, slope in slopes.items():
+            yield Entries(stage.to, stage.leaves[k], slope, number)
 
-    def _level(self, entries: list[Entries], rows: int, given: SparsityPattern | None) -> Level:
-        program, n = self.program, self.program.n
-        below = len(self.levels)
-        wide = [n, *(len(self.rows[e]) for e in range(below))]
+    def _width(self, level: int) -> int:
+        return self.program.n if level == X else len(self.rows[level])
 
-        def keys(e: Entries, source: int) -> np.ndarray:
-            """Return row · columns + column by x (0) or a level (from 1); -1 of others."""
-            column = e.places.astype(np.int64) - program.first if source == 0 else self.row[e.places]
-            mine = (program.level[e.places] == source - 1) & (e.rows >= 0) & (column >= 0)
-            return np.where(mine, e.rows.astype(np.int64) * wide[source] + column, -1)
+    def _keys(self, entry: Entries, source: int) -> np.ndarray:
+        """Return row · columns + column of the entries by x or a level; -1 of others."""
+        column = entry.places.astype(np.int64) - self.program.first if source == X else self.row[entry.places]
+        mine = (self.program.level[entry.places] == source) & (entry.rows >= 0) & (column >= 0)
+        return np.where(mine, entry.rows.astype(np.int64) * self._width(source) + column, -1)
 
-        found = [[keys(e, source) for e in entries] for source in range(below + 1)]
-        sets = []
-        for of_source in found:
-            every = np.unique(np.concatenate([np.zeros(0, np.int64), *of_source]))
-            sets.append(every[every >= 0])
-        plans: list[tuple[int, ProductPlan]] = []
-        for e in range(below):
-            if len(sets[e + 1]):
-                left = pattern_of(sets[e + 1], (rows, wide[e + 1]))
-                plans.append((e, plan_product(left, self.levels[e].pattern)))
-        if given is None:
-            whole = np.unique(np.concatenate([sets[0], *(keys_of(plan.pattern) for _, plan in plans)]))
-            given = pattern_of(whole, (rows, n))
-        level = Level(given, self.out.size)
-        whole = keys_of(given)
-        find = self.out.block(whole)
-        finds = [find, *(self.out.block(sets[e + 1]) for e in range(below))]
-        for source, of_source in enumerate(found):
-            for entry, wanted in zip(entries, of_source, strict=True):
-                if (wanted >= 0).any():
-                    self.out.write(entry.value, np.where(wanted < 0, -1, finds[source](wanted)), entry.stage)
-        starts = np.cumsum([level.part.stop, *(len(s) for s in sets[1:])])
-        for e, plan in plans:
-            block = slice(int(starts[e]), int(starts[e]) + len(sets[e + 1]))
-            places = find(keys_of(plan.pattern))
-            level.products.append((e, block, plan, added(program, np.where(places < 0, -1, places - level.part.start))))
-        return level
+    def _pattern(self, keys: np.ndarray, at: tuple[int, int]) -> SparsityPattern:
+        return pattern_of(keys, (self._heights[at[0]], self._width(at[1])))
+
+    def _forward(self, local: dict[tuple[int, int], np.ndarray], given: SparsityPattern | None) -> Plan:
+        sets = dict(local)
+        products: list[Any] = []
+        for d in range(len(self._heights)):
+            plans = [((d, X), (d, e), (e, X), plan_product(self._pattern(local[d, e], (d, e)),
+                                                           self._pattern(sets[e, X], (e, X))))
+                     for e in range(d) if len(local[d, e])]  # fmt: skip
+            products += plans
+            whole = given is not None and d == self.depth
+            sets[d, X] = keys_of(given) if given is not None and whole else _union(local[d, X], plans)
+        return sets, products
+
+    def _reverse(self, local: dict[tuple[int, int], np.ndarray], given: SparsityPattern) -> Plan:
+        sets, top = dict(local), self.depth
+        products: list[Any] = []
+        sets[top, X] = keys_of(given)
+        for e in range(top - 1, X, -1):
+            sets[top, e] = _union(local[top, e], [p for p in products if p[0] == (top, e)])
+            products += [((top, s), (top, e), (e, s), plan_product(self._pattern(sets[top, e], (top, e)),
+                                                                   self._pattern(local[e, s], (e, s))))
+                         for s in range(X, e) if len(local[e, s]) and len(sets[top, e])]  # fmt: skip
+        return sets, products
 
     def run(self, out: np.ndarray) -> list[np.ndarray]:
-        """Return the values of each level, from local derivatives."""
-        found: list[np.ndarray] = []
-        for level in self.levels:
-            data = out[level.part]
-            for e, block, plan, add in level.products:
-                add(plan(out[block], found[e]), data)
-            found.append(data)
-        return found
+        """Return the values of all levels, or of the outputs, from local derivatives."""
+        part = self.out.part
+        for target, left, right, plan, add in self.products:
+            add(plan(part(out, left), part(out, right)), part(out, target))
+        return [part(out, block) for block in self._results]
+
+
+def _union(keys: np.ndarray, plans: list[Any]) -> np.ndarray:
+    return np.unique(np.concatenate([keys, *(keys_of(plan.pattern) for *_, plan in plans)]))
+
+
+class Turn(NamedTuple):
+    """A loop to be compiled: what it reads and writes, and how often it turns."""
+
+    leaves: tuple[Leaf, ...]
+    roots: tuple[Root, ...]
+    length: int
+
+    def numbers(self, *, written: bool) -> list[np.ndarray]:
+        """Return the places in the numbers that are written, or read."""
+        return [one.places for one in (self.roots if written else self.leaves) if one.where == "numbers"]
+
+
+def turn_of(group: Group, roots: list[Root], adjoint: np.ndarray | None = None) -> Turn:
+    """Return the loop of a group; `adjoint`: where those of its values stand, the last leaf."""
+    leaves = [Leaf("numbers", leaf) for leaf in group.leaves]
+    if adjoint is not None:
+        leaves.append(Leaf("adjoints", adjoint))
+    return Turn(tuple(leaves), tuple(roots), len(group.to))
 
 
 def steps_of(program: Program, roots: dict[int, list[Root]], read: np.ndarray,
@@ -305,38 +361,84 @@ def steps_of(program: Program, roots: dict[int, list[Root]], read: np.ndarray,
     `roots`: by the number of their stage; -1 and below are outputs. `read`: numbers that others read.
     """
     read = read.copy()
+    turns: list[Turn | Linear] = []
     for number, group in enumerate(outputs):
-        _note(read, group, roots.get(-1 - number, []))
-    steps: list[Loop | Linear] = [
-        _loop(group, roots[-1 - number]) for number, group in enumerate(outputs) if -1 - number in roots]  # fmt: skip
+        if -1 - number in roots:
+            note_read(read, group, roots[-1 - number])
+            turns.append(turn_of(group, roots[-1 - number]))
     for number in range(len(program.stages) - 1, -1, -1):
         stage = program.stages[number]
         stored = bool(read[stage.to].any())
         if isinstance(stage, Linear):
             if stored:
                 read[stage.places] = True
-                steps.insert(0, stage)
+                turns.insert(0, stage)
             continue
         own = list(roots.get(number, []))
         if stored:
             own.append(Root(stage.expression, "numbers", stage.to, stage.adds))
         if own:
-            _note(read, stage, own)
-            steps.insert(0, _loop(stage, own))
-    return steps
+            note_read(read, stage, own)
+            turns.insert(0, turn_of(stage, own))
+    return [Loop(*turn) if isinstance(turn, Turn) else turn for turn in merged(turns, program.size)]
 
 
-def _note(read: np.ndarray, group: Group, roots: list[Root]) -> None:
+MOST_ROOTS = 24
+"""Of a loop that was made of two: a longer one gains little and compiles longer."""
+
+
+def merged(turns: list[Turn | Linear], size: int) -> list[Turn | Linear]:
+    """Return loops with those made one that have operands in common: what both compute is computed once."""
+    found: list[Turn | Linear] = []
+    for turn in turns:
+        place = len(found)
+        if isinstance(turn, Turn):
+            read = np.zeros(size, bool)
+            for places in turn.numbers(written=False):
+                read[places] = True
+            for k in range(len(found) - 1, -1, -1):
+                other = found[k]
+                if isinstance(other, Turn) and _alike(other, turn):
+                    place = k
+                if any(read[to].any() for to in ([other.to] if isinstance(other, Linear)
+                                                 else other.numbers(written=True))):  # fmt: skip
+                    place = place if place > k else len(found)
+                    break
+        if place == len(found):
+            found.append(turn)
+        else:
+            found[place] = _united(found[place], turn)
+    return found
+
+
+def _alike(one: Turn, other: Turn) -> bool:
+    """Return whether all that one of two loops reads the other reads, too."""
+    if one.length != other.length or len(one.roots) + len(other.roots) > MOST_ROOTS:
+        return False
+    few, many = sorted((one.leaves, other.leaves), key=len)
+    return all(any(_same(leaf, also) for also in many) for leaf in few)
+
+
+def _same(one: Leaf, other: Leaf) -> bool:
+    return one.where == other.where and (one.places is other.places or np.array_equal(one.places, other.places))
+
+
+def _united(one: Any, other: Any) -> Turn:
+    leaves, number = list(one.leaves), []
+    for leaf in other.leaves:
+        same = next((k for k, also in enumerate(leaves) if _same(leaf, also)), len(leaves))
+        if same == len(leaves):
+            leaves.append(leaf)
+        number.append(same)
+    roots = (root._replace(expression=renumbered(root.expression, number)) for root in other.roots)
+    return Turn(tuple(leaves), (*one.roots, *roots), one.length)
+
+
+def note_read(read: np.ndarray, group: Group, roots: list[Root]) -> None:
+    """Note the numbers that roots of a group read."""
     for k in leaves_of(root.expression for root in roots):
         if k < len(group.leaves):
             read[group.leaves[k]] = True
-
-
-def _loop(group: Group, roots: list[Root], adjoint: np.ndarray | None = None) -> Loop:
-    leaves = [Leaf("numbers", leaf) for leaf in group.leaves]
-    if adjoint is not None:
-        leaves.append(Leaf("adjoints", adjoint))
-    return Loop(leaves, roots, len(group.to))
 
 
 def run_steps(steps: list[Loop | Linear], numbers: np.ndarray, out: np.ndarray) -> None:
@@ -374,7 +476,7 @@ class JacobianTape:
 
     def describe(self) -> str:
         """Say of what the tape consists."""
-        return described(self.program, self.steps, sum(len(level.products) for level in self.chain.levels))
+        return described(self.program, self.steps, len(self.chain.products))
 
 
 class HessianTape:
@@ -427,19 +529,17 @@ class HessianTape:
             ww.append(np.where((level[i] > X) & (level[j] > X), stacked[i].astype(np.int64) * w + stacked[j], -1))
         sets = [np.unique(np.concatenate([np.zeros(0, np.int64), *keys])) for keys in (wx, ww)]
         sets = [keys[keys >= 0] for keys in sets]
-        finds = [self.out.block(keys) for keys in (keys_of(pattern), *sets)]
+        self.blocks = [self.out.block(keys) for keys in (keys_of(pattern), *sets)]
         lam: dict[int, Expression] = {}
         for (number, second, i, j), of_wx, of_ww in zip(pairs, wx, ww, strict=True):
             stage = stages[number]
             xx = np.where((level[i] == X) & (level[j] == X), of_x(i) * n + of_x(j), -1)
             places = np.full(len(i), -1)
-            for find, keys in zip(finds, (xx, of_wx, of_ww), strict=True):
-                places = np.where(keys >= 0, find(keys), places)
+            for block, keys in zip(self.blocks, (xx, of_wx, of_ww), strict=True):
+                places = np.maximum(places, block.find(keys))
             lam[number] = program.table.make("leaf", len(stage.leaves))
-            if (places >= 0).any():
-                weighted = program.table.derived("multiply", second, lam[number])
-                self.out.writes.append((weighted, places, number))
-        self.out.finish()
+            self.out.write(program.table.derived("multiply", second, lam[number]), places, number)
+        self.out.finish(self.blocks)
         self._plan_products(sets, w, n)
         self._plan_steps(wants)
 
@@ -455,13 +555,11 @@ class HessianTape:
     def _plan_products(self, sets: list[np.ndarray], w: int, n: int) -> None:
         """Plan H = S_xx + P + Pᵀ with P = Jᵀ Q and Q = S_wx + S_ww J / 2."""
         self.products: Any = None
-        nnz = self.pattern.nnz
-        self.parts = [slice(nnz, nnz + len(sets[0])), slice(nnz + len(sets[0]), nnz + len(sets[0]) + len(sets[1]))]
         if not w or not (len(sets[0]) or len(sets[1])):
             return
         program = self.program
-        stacked = np.concatenate([keys_of(level.pattern) + first * n for level, first in zip(
-            self.chain.levels, np.cumsum([0, *(len(rows) for rows in self.chain.rows)]), strict=False)])  # fmt: skip
+        starts = np.cumsum([0, *map(len, self.chain.rows)])
+        stacked = np.concatenate([self.chain.blocks[d, X].keys + starts[d] * n for d in range(self.chain.depth)])
         jacobian = pattern_of(stacked, (w, n))
         inner = plan_product(pattern_of(sets[1], (w, w)), jacobian) if len(sets[1]) else None
         keys = sets[0] if inner is None else np.unique(np.concatenate([sets[0], keys_of(inner.pattern)]))
@@ -503,8 +601,8 @@ class HessianTape:
                     to = np.where(to < 0, self.adjoints, to)
                     roots.append(Root(make("multiply", slope, lam), "adjoints", to, adds=True))
             if roots:
-                _note(read, stage, roots)
-                self.back.append(_loop(stage, roots, self.adjoint[stage.to]))
+                note_read(read, stage, roots)
+                self.back.append(Loop(*turn_of(stage, roots, self.adjoint[stage.to])))
         self.steps = steps_of(program, self.chain.out.roots, read)
 
     def values(self, args: tuple[Any, ...]) -> np.ndarray:
@@ -525,16 +623,16 @@ class HessianTape:
             transposed, inner, size, add_wx, add_ww, outer, spread = self.products
             jacobian = np.concatenate(self.chain.run(local))
             q = np.zeros(size, program.dtype)
-            add_wx(out[self.parts[0]], q)
+            add_wx(out[self.blocks[1].part], q)
             if inner is not None:
-                add_ww(inner(0.5 * out[self.parts[1]], jacobian), q)
+                add_ww(inner(0.5 * out[self.blocks[2].part], jacobian), q)
             if spread is not None:
                 spread(np.append(outer(jacobian[transposed], q), program.dtype.type(0)), found, found)
         return found
 
     def describe(self) -> str:
         """Say of what the tape consists."""
-        products = sum(len(level.products) for level in self.chain.levels)
+        products = len(self.chain.products)
         if self.products is not None:
             products += 1 + (self.products[1] is not None)
         return described(self.program, [*self.steps, *self.back], products)

@@ -7,7 +7,7 @@ adds nothing, whatever is infinite on it, and neither does a branch that `where`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -215,6 +215,24 @@ def leaves_of(roots: Iterable[Expression]) -> list[int]:
     return sorted(e.args[0] for e in parts_of(roots) if e.op == "leaf")
 
 
+def renumbered(root: Expression, number: Sequence[int]) -> Expression:
+    """Return an expression with other numbers of its leaves."""
+    if list(number) == list(range(len(number))):
+        return root
+    found: dict[int, Expression] = {}
+    for e in parts_of([root]):
+        args = (found[a.key] if isinstance(a, Expression) else number[a] if e.op == "leaf" else a for a in e.args)
+        found[e.key] = root.table.make(e.op, *args)
+    return found[root.key]
+
+
+def is_costly(root: Expression) -> bool:
+    """Return whether an expression has functions such as exponentials, rather than arithmetic alone."""
+    return any(e.op not in CHEAP for e in parts_of([root]))
+
+
+CHEAP = ("leaf", "number", "add", "subtract", "multiply", "divide", "negative", "where", "maximum", "minimum",
+         "absolute", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "sqrt")  # fmt: skip
 KINKED = ("where", "maximum", "minimum", "fmax", "fmin", "absolute", "sign", "heaviside", "floor", "ceil", "trunc",
           "rint", "remainder", "fmod", "floor_divide", "copysign", "equal", "less")  # fmt: skip
 """Operations that branch on values: where rounding differs, they may take another branch."""
@@ -258,7 +276,7 @@ def _pulled(t: Table, e: Expression, g: Expression) -> list[Expression | None]:
         return [None if slope is None else _multiply(t, g, t.lifted(slope(e, *e.args))) for slope in slopes]
 
 
-def evaluated(root: Expression, leaves: Sequence[np.ndarray]) -> np.ndarray:
+def evaluated(root: Expression, leaves: Mapping[int, np.ndarray]) -> np.ndarray:
     """Return the value of an expression, by NumPy."""
     found: dict[int, Any] = {}
     with np.errstate(all="ignore"):

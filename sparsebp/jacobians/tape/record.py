@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsebp.jacobians.tape.expressions import Expression, Table, UnrecordedError, leaves_of, parts_of
+from sparsebp.jacobians.tape.expressions import (
+    Expression,
+    Table,
+    UnrecordedError,
+    is_costly,
+    leaves_of,
+    parts_of,
+    renumbered,
+)
 from sparsebp.jacobians.tape.loops import CODE
 from sparsebp.jacobians.tracing import Level, Term, Traced, numbered, raw
 
@@ -159,7 +167,12 @@ class Recorder(Level):
     def _of(self, x: Any, dtype: Any = float) -> Elements:
         """Return the elements of an operand as floats, or bools."""
         if isinstance(x, Traced):
-            return self._converted(x.carried, bool if x.dtype == bool else float, dtype)
+            if x.dtype == bool:
+                return self._converted(x.carried, bool, dtype)
+            elements = x.carried
+            if elements.stored is not None and any(is_costly(p.expression) for p in elements.pieces):
+                elements = elements.stored
+            return self._converted(elements, float, dtype)
         return self._constant(x, dtype)
 
     def _converted(self, elements: Elements, before: Any, after: Any) -> Elements:
@@ -330,7 +343,7 @@ class Recorder(Level):
                     alike.append(same)
                     leaves.append(leaf)
                 number.append(same)
-            args.append(self._renumbered(piece.expression, number))
+            args.append(renumbered(piece.expression, number))
         found = self.table.make("where", *args) if op == "where" else self.table.recorded(op, args)
         if (len(leaves) > MOST_LEAVES or len(parts_of([found])) > MOST_PARTS) and any(
                 p.expression.op not in ("leaf", "number") for p in pieces):  # fmt: skip
@@ -342,18 +355,6 @@ class Recorder(Level):
         if known is None:
             known = self._hashes[id(leaf)] = leaf, hash(leaf.tobytes())
         return known[1]
-
-    def _renumbered(self, expression: Expression, number: list[int]) -> Expression:
-        if number == list(range(len(number))):
-            return expression
-        found: dict[int, Expression] = {}
-        for e in parts_of([expression]):
-            if e.op == "leaf":
-                found[e.key] = self.table.make("leaf", number[e.args[0]])
-            else:
-                args = (found[a.key] if isinstance(a, Expression) else a for a in e.args)
-                found[e.key] = self.table.make(e.op, *args)
-        return found[expression.key]
 
     def _checked(self, dtype: Any) -> Any:
         """Return float or bool, of the only dtypes that loops have."""
@@ -453,12 +454,5 @@ class Recorder(Level):
 def used(group: Group) -> Group:
     """Return a group without leaves that its expression does not read."""
     kept = leaves_of([group.expression])
-    if kept == list(range(len(group.leaves))):
-        return group
-    table, found = group.expression.table, dict[int, Expression]()
-    for e in parts_of([group.expression]):
-        if e.op == "leaf":
-            found[e.key] = table.make("leaf", kept.index(e.args[0]))
-        else:
-            found[e.key] = table.make(e.op, *(found[a.key] if isinstance(a, Expression) else a for a in e.args))
-    return group._replace(expression=found[group.expression.key], leaves=tuple(group.leaves[k] for k in kept))
+    number = [kept.index(k) if k in kept else 0 for k in range(len(group.leaves))]
+    return group._replace(expression=renumbered(group.expression, number), leaves=tuple(group.leaves[k] for k in kept))
