@@ -1015,8 +1015,9 @@ def _of_ufunc(ufunc: Any, method: str, inputs: list[Any], kwargs: dict[str, Any]
     if level.records:
         return wrapped(level, y, lambda v: level.ufunc(name, inputs, v))
     mine = [(x, slope) for x, slope in zip(inputs, slopes, strict=True) if isinstance(x, Traced) and x.level is level]
-    if y.dtype.kind in "fc":  # bools have no minus
-        values = [v.astype(y.dtype) if getattr(v, "dtype", None) == np.dtype(bool) else v for v in values]
+    if y.dtype.kind in "fc":  # bools have no minus, and slopes in float32 are not those of float64
+        values = [v.astype(y.dtype) if getattr(v, "dtype", y.dtype) != y.dtype and v.dtype.kind in "bf" else v
+                  for v in values]  # fmt: skip
     if isinstance(level, Sets) and ufunc is np.multiply and len(mine) == 1:
         factor = values[1 if mine[0][0] is inputs[0] else 0]
         if isinstance(factor, np.ndarray) and factor.ndim:  # zeros of a constant array are zeros of the result

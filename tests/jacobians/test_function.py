@@ -363,7 +363,7 @@ def test_hessians(name):
 
 INTERPRETED = {  # what has no local form
     "max and min", "sort", "spectrum", "solve", "solve with x", "inverse", "interp", "arcs of complex numbers",
-    "copies", "products of bools", "reductions of ufuncs", "extremes", "entropy",
+    "copies", "products of bools", "reductions of ufuncs", "extremes",
 }  # fmt: skip
 
 

@@ -268,6 +268,15 @@ def test_arguments(loops_in_python):
     np.testing.assert_allclose(new.batch(0.3, xs, data, 2), old.batch(0.3, xs, data, 2), rtol=1e-12)
 
 
+def test_slopes_of_mixed_dtypes_are_exact():
+    """A constant of float32 next to x of float64: the interpreter's derivatives are of float64 too."""
+    c, x = np.array([0.1, -0.59], np.float32), np.array([0.3, 0.7])
+    for compiled in (True, False):
+        jac = sb.sparse_jacobian(lambda x: x / c + c**x, x, compiled=compiled)
+        expected = 1 / c.astype(float)[0] + np.log(c.astype(float)[0]) * c.astype(float)[0] ** x[0]
+        np.testing.assert_allclose(jac.values(x)[0], expected, rtol=1e-14)
+
+
 def test_not_a_number(loops_in_python):
     x = np.array([0.3, np.nan, np.inf, -1.0, 0.2])
     for f in (lambda x: np.maximum(x[1:], x[:-1]) * x[1:], lambda x: np.where(x > 0, np.log(x), 0.0)):

@@ -75,7 +75,7 @@ class Table:
 
     def recorded(self, op: str, args: Sequence[Expression]) -> Expression:
         """Return what a ufunc computes, in operations that loops have."""
-        if op == "positive":
+        if op in ("positive", "conjugate"):
             return args[0]
         if op == "square":
             return self.make("multiply", args[0], args[0])
@@ -277,15 +277,14 @@ def _pulled(t: Table, e: Expression, g: Expression) -> list[Expression | None]:
 
 
 def evaluated(root: Expression, leaves: Mapping[int, np.ndarray]) -> np.ndarray:
-    """Return the value of an expression, by NumPy."""
+    """Return the value of an expression, by NumPy and SciPy."""
+    from scipy import special
+
     found: dict[int, Any] = {}
     with np.errstate(all="ignore"):
         for e in parts_of([root]):
             if e.op in ("leaf", "number"):
                 found[e.key] = leaves[e.args[0]] if e.op == "leaf" else e.args[0]
             else:
-                function = getattr(np, e.op, None)
-                if function is None:
-                    raise UnrecordedError(f"{e.op} of constants")
-                found[e.key] = function(*(found[a.key] for a in e.args))
+                found[e.key] = getattr(np if hasattr(np, e.op) else special, e.op)(*(found[a.key] for a in e.args))
     return np.asarray(found[root.key])

@@ -39,6 +39,9 @@ CODE = {
     "maximum": "{0} if ({0} >= {1}) | ({0} != {0}) else {1}", "minimum": "{0} if ({0} <= {1}) | ({0} != {0}) else {1}",
     "fmax": "{0} if ({0} >= {1}) | ({1} != {1}) else {1}", "fmin": "{0} if ({0} <= {1}) | ({1} != {1}) else {1}",
     "expit": "kind(1) / (kind(1) + np.exp(-{0}))", "erf": "kind(math.erf({0}))", "erfc": "kind(math.erfc({0}))",
+    "logit": "np.log({0} / (kind(1) - {0}))",
+    "log_expit": "({0} if {0} < kind(0) else kind(0)) - np.log1p(np.exp(-abs({0})))",
+    "xlogy": "kind(0) if ({0} == kind(0)) & ({1} == {1}) else {0} * np.log({1})",
     "ndtr": "kind(0.5) * kind(math.erfc({0} * kind(-0.7071067811865476)))",
 }  # fmt: skip
 """Operations of loops, in Python, as Numba takes it: {0} and so on are operands."""
@@ -175,8 +178,19 @@ def _on_disk(name: str, text: str) -> str | None:
     path = folder / "tape" / f"{name}.py"
     try:
         if not path.exists():  # its time is a part of Numba's key
+            _say()
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, text.encode())
     except (OSError, SparseBPError):  # a home that cannot be written to
         return None
     return str(path)
+
+
+_said: list[bool] = []
+
+
+def _say() -> None:
+    """Say once, where somebody looks, why nothing seems to happen."""
+    if not _said and ("ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())):
+        _said.append(True)
+        print("sparsebp: compiling derivatives of functions, once; they are kept on disk.", file=sys.stderr, flush=True)

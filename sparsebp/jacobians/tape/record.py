@@ -35,8 +35,10 @@ MOST_PRODUCTS = 1 << 24
 
 OF_BOOLS = ("logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor",
             "invert")  # fmt: skip
-RECORDED = {*CODE, *OF_BOOLS, "positive", "square", "reciprocal", "float_power", "fabs", "deg2rad", "radians",
-            "rad2deg", "degrees"} - {"where"}  # fmt: skip
+RECORDED = {
+    *CODE, *OF_BOOLS, "positive", "conjugate", "square", "reciprocal", "float_power", "fabs", "deg2rad", "radians",
+    "rad2deg", "degrees",
+} - {"where"}  # fmt: skip
 """Ufuncs that loops have."""
 
 
