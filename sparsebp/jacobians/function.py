@@ -370,7 +370,7 @@ class SparseJacobian:
         if not self._compared:
             self._function.compare(args)
             self._compared = True
-        if self._tape is None:
+        if self._tape is None or not self._has_constants(args):
             return self._swept(args, x)
         values, trusted = self._tape.values(args)
         if values is None or not trusted:
@@ -379,6 +379,11 @@ class SparseJacobian:
                 self._tape.compare(args, values, found)
             return found
         return values
+
+    def _has_constants(self, args: tuple[Any, ...]) -> bool:
+        """Return whether constants among the arguments are those of the tape, also the values of sparse matrices."""
+        return all(kept is None or _unchanged(kept, arg, exact=True)
+                   for kept, arg in zip(self._constants or (), args, strict=False))  # fmt: skip
 
     def _swept(self, args: tuple[Any, ...], x: Any) -> Array:
         """Return the values by directions, one for each colour."""

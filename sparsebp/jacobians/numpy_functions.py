@@ -330,6 +330,8 @@ def _extreme(name: str) -> Any:
         _check_real(name, a)
         axes, level = _axes(axis, a.ndim), level_of(a)
         value = getattr(np, name)(raw_at(level, a), axis=axes, keepdims=True)
+        if level.records:
+            return wrapped(level, value, lambda v: level.jump(name))
         at = a == value  # where the extreme is: ties share the slope, as in PyTorch's amax
         found = sum_of(np.where(at, a, 0), axes, keepdims=True) / np.sum(at, axis=axes, dtype=a.dtype, keepdims=True)
         found = Traced(raw(value), found.carried, level) if level.depth == level_of(found).depth else found
@@ -655,6 +657,8 @@ def solve(a: Any, b: Any) -> Any:
         raise refused("numpy.linalg.solve of stacks of matrices", "Solve one system at a time")
     level = level_of(a, b)
     matrix, wide = raw_at(level, a), b.shape[1:]
+    if level.records:
+        return wrapped(level, b, lambda v: level.jump("linalg.solve"))
     if matrix is not a:  # x = x0 + A0⁻¹ (b - A x0), with A0 and x0 constant: the right value and the right slope
         start = np.linalg.solve(matrix, raw_at(level, b))
         start = np.ones(b.shape) if isinstance(level, Sets) else start  # no zero of it is one for all x

@@ -870,11 +870,12 @@ def raw(x: Any) -> Any:
     return x if isinstance(x, Traced) else np.asarray(x)
 
 
-def wrapped(level: Level, value: Any, carried: Callable[[Any], Any], depends: bool = True) -> Any:
+def wrapped(level: Level, value: Any, carried: Callable[[Any], Any], depends: bool = True, moves: bool = False) -> Any:
     """Return a traced result; without operands, the value alone, unless control flow on it must be refused."""
     value = raw(value)
-    if level.records:
-        return Traced(value, carried(value), level)
+    if level.records:  # what is computed is unknown; what is moved may be a view
+        unknown = value if moves or value.dtype.kind != "f" else np.full(value.shape, np.nan, value.dtype)
+        return Traced(unknown, carried(value), level)
     depends = depends and value.dtype.kind in "fc"  # integers and bools are constant between jumps
     if not depends and not isinstance(level, Sets):
         return value
@@ -890,7 +891,7 @@ def elementwise(value: Any, terms: list[Term]) -> Any:
 def moved(value: Any, operands: list[Traced], choice: Any, view: Any = None, key: Any = None) -> Any:
     """Return elements of arrays; one that shares the memory of its operand is a view of it."""
     level = operands[0].level
-    found = wrapped(level, value, lambda v: level.choose(operands, choice, v, view=view))
+    found = wrapped(level, value, lambda v: level.choose(operands, choice, v, view=view), moves=True)
     x = operands[0]
     if len(operands) == 1 and isinstance(found, Traced) and _shared(found.value, x.value):
         found.versions, found.seen = x.versions, x.seen

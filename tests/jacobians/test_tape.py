@@ -114,7 +114,9 @@ def test_what_cannot_be_compiled_is_said(loops_in_python):
     x = np.array([0.3, 0.1, 0.7])
     for f, why in ((np.sort, "numpy.sort"), (lambda x: np.linalg.solve(np.eye(3), x), "solve"),
                    (lambda x: x * np.random.default_rng(0).random(3), "random"),
-                   (lambda x: np.where(x > 0, x, x.astype(int)), "int64")):  # fmt: skip
+                   (lambda x: np.where(x > 0, x, x.astype(int)), "int64"),
+                   (lambda x: np.min(np.where(x > 0.2, x, 1.0)) * x, "numpy.min"),
+                   (lambda x: np.max(np.maximum(np.nan_to_num(0.1), x)) + x, "numpy.max")):  # fmt: skip
         with pytest.raises(TracingError, match=why):
             sb.sparse_jacobian(f, x, compiled=True)
         jac = sb.sparse_jacobian(f, x)
@@ -266,6 +268,26 @@ def test_arguments(loops_in_python):
         new.values(0.5, x, data, 3)
     xs = RNG.uniform(0.3, 1, (5, 3))
     np.testing.assert_allclose(new.batch(0.3, xs, data, 2), old.batch(0.3, xs, data, 2), rtol=1e-12)
+
+
+def test_constants_among_the_arguments(loops_in_python):
+    """Values of a sparse matrix may be others, and a function that is passed may change."""
+    matrix, scale, x = sp.csr_array(np.diag([1.0, 2, 3])), [2.0], np.array([0.3, 0.5, 0.7])
+
+    def f(x, a, g):
+        return a @ x**2 + g(x)
+
+    def g(x):
+        return scale[0] * x
+
+    new, old = (sb.sparse_jacobian(f, x, matrix, g, compiled=c) for c in (True, False))
+    assert "compiled, " in new.describe()
+    other = matrix.copy()
+    for change in (lambda: None, lambda: other.data.__setitem__(1, 9.0), lambda: scale.__setitem__(0, 3.0),
+                   lambda: matrix.data.__setitem__(0, 5.0)):  # fmt: skip
+        change()
+        for a in (matrix, other, matrix, other):
+            np.testing.assert_allclose(new.values(x, a, g), old.values(x, a, g), rtol=1e-13)
 
 
 def test_slopes_of_mixed_dtypes_are_exact():

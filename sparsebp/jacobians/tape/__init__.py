@@ -157,17 +157,22 @@ class TapeDerivatives:
             self._refuse(dtype, "what it finds outside of its arguments changes again and again")
             return None
         try:
-            self._waiting = Environment(self._given[0])
+            self._waiting = self._environment(args)
         except SparseBPError as error:
             self._refuse(dtype, str(error))
         return None
 
+    def _environment(self, args: tuple[Any, ...]) -> Environment:
+        """Return the environment of the function, and of arguments that are no floats."""
+        f, _, _, varies, *_ = self._given
+        return Environment(f, *(arg for place, arg in enumerate(args) if not varies(place, arg)))
+
     def _record(self, args: tuple[Any, ...]) -> Exception | None:
         """Record and compile; return an error instead, if there is one."""
-        f, of, argnum, varies, pattern, scalar, _ = self._given
+        _, of, argnum, varies, pattern, scalar, _ = self._given
         start, dtype = time.perf_counter(), args[argnum].dtype
         try:
-            environment = Environment(f)
+            environment = self._environment(args)
             floats = [place for place, arg in enumerate(args) if varies(place, arg)]
             tape = plan_tape(of, args, argnum, floats, pattern, scalar)
             if not environment.holds():

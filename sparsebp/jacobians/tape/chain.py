@@ -243,10 +243,8 @@ class Chain:
                             for k, slope in own.items()])  # fmt: skip
         self._heights = [*map(len, self.rows), *([pattern.shape[0]] if pattern is not None else [])]
         keys = {(d, e): [self._keys(entry, e) for entry in own] for d, own in enumerate(entries) for e in range(X, d)}
-        local = {}
-        for at, found in keys.items():
-            every = np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
-            local[at] = every[every >= 0]
+        final = (self.depth, X)  # if there are outputs: their pattern is given
+        local = {at: _distinct(found) for at, found in keys.items() if at != final}
         plans = [self._forward(local, pattern)]
         if pattern is not None and self.depth:
             plans.append(self._reverse(local, pattern))
@@ -328,6 +326,12 @@ class Chain:
         for target, left, right, plan, add in self.products:
             add(plan(part(out, left), part(out, right)), part(out, target))
         return [part(out, block) for block in self._results]
+
+
+def _distinct(keys: list[np.ndarray]) -> np.ndarray:
+    """Return all keys but -1, sorted, each once."""
+    found = np.unique(np.concatenate([np.zeros(0, np.int64), *keys]))
+    return found[found >= 0]
 
 
 def _union(keys: np.ndarray, plans: list[Any]) -> np.ndarray:
@@ -523,22 +527,23 @@ class HessianTape:
                 both = [(one, two)] if a == b else [(one, two), (two, one)]
                 pairs += [(number, second, i, j) for i, j in both]
         self.out = Out(program)
-        wx, ww = [], []
-        for _, _, i, j in pairs:
-            wx.append(np.where((level[i] > X) & (level[j] == X), stacked[i].astype(np.int64) * n + of_x(j), -1))
-            ww.append(np.where((level[i] > X) & (level[j] > X), stacked[i].astype(np.int64) * w + stacked[j], -1))
-        sets = [np.unique(np.concatenate([np.zeros(0, np.int64), *keys])) for keys in (wx, ww)]
-        sets = [keys[keys >= 0] for keys in sets]
-        self.blocks = [self.out.block(keys) for keys in (keys_of(pattern), *sets)]
-        lam: dict[int, Expression] = {}
-        for (number, second, i, j), of_wx, of_ww in zip(pairs, wx, ww, strict=True):
-            stage = stages[number]
-            xx = np.where((level[i] == X) & (level[j] == X), of_x(i) * n + of_x(j), -1)
+        of_w = lambda places: stacked[places].astype(np.int64)  # noqa: E731
+        in_x, in_w = (level == X, of_x, n), (level > X, of_w, w)
+
+        def keys(rows: Any, columns: Any, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+            """Return row · columns + column of second derivatives by x or stored numbers; -1 of others."""
+            return np.where(rows[0][i] & columns[0][j], rows[1](i) * columns[2] + columns[1](j), -1)
+
+        ways = [(in_x, in_x), (in_w, in_x), (in_w, in_w)][: 3 if w else 1]
+        found = [[keys(*way, i, j) for *_, i, j in pairs] for way in ways]
+        sets = [*map(_distinct, found[1:]), *([np.zeros(0, np.int64)] * (0 if w else 2))]
+        self.blocks = [self.out.block(own) for own in (keys_of(pattern), *sets)]
+        for k, (number, second, i, _) in enumerate(pairs):
             places = np.full(len(i), -1)
-            for block, keys in zip(self.blocks, (xx, of_wx, of_ww), strict=True):
-                places = np.maximum(places, block.find(keys))
-            lam[number] = program.table.make("leaf", len(stage.leaves))
-            self.out.write(program.table.derived("multiply", second, lam[number]), places, number)
+            for block, of_way in zip(self.blocks, found, strict=False):
+                places = np.maximum(places, block.find(of_way[k]))
+            weight = program.table.make("leaf", len(stages[number].leaves))
+            self.out.write(program.table.derived("multiply", second, weight), places, number)
         self.out.finish(self.blocks)
         self._plan_products(sets, w, n)
         self._plan_steps(wants)

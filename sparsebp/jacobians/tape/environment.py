@@ -33,7 +33,7 @@ LARGE = 1 << 14
 
 
 class Environment:
-    """The environment of a function, as it was when this object was made.
+    """The environment of a function and of constants among its arguments, as it was when this object was made.
 
     Raises
     ------
@@ -41,7 +41,7 @@ class Environment:
         The code reaches something that cannot be compared later.
     """
 
-    def __init__(self, f: Callable[..., Any]) -> None:
+    def __init__(self, f: Callable[..., Any], *constants: Any) -> None:
         self._bindings: list[tuple[Mapping[str, Any], str, Any]] = []
         self._cells: list[tuple[Any, Any]] = []
         self._contents: list[tuple[Any, Any]] = []  # lists, dictionaries and sets
@@ -49,7 +49,7 @@ class Environment:
         self._names: set[str] = set()  # attributes that any code may ask for
         self._holders: list[tuple[Any, Mapping[str, Any], set[str]]] = []  # owner, attributes, those that were visited
         self._seen: dict[int, Any] = {}
-        self._visit(f)
+        self._visit_all((f, *constants))
         while any(self._look_into(*holder) for holder in self._holders):
             pass
 
