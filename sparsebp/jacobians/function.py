@@ -1,5 +1,7 @@
 """Sparse Jacobians and Hessians of plain functions: the pattern found and coloured once, then values by colours.
 
+Functions of NumPy are also compiled (`sparsebp.jacobians.tape`); what follows is the way of all others.
+
 The function is traced with index sets for its pattern (`tracing.Sets`; PyTorch: its ATen graph; JAX: by asdex).
 Columns that share no row get one colour, and the derivative along a colour's sum of unit vectors holds all their
 entries (Curtis, Powell, Reid, 1974). Derivatives are exact, by dual numbers or a reverse sweep; nothing is differenced.
@@ -162,7 +164,7 @@ class SparseJacobian:
     pattern
         Where entries may be, a `SparsityPattern` (m, n); values come in the order of its entries.
     colors
-        Number of colours: a call costs about as much as this many derivatives along one direction. In NumPy such a
+        Number of colours: unless it is compiled, a call costs about as much as this many derivatives along one direction. In NumPy such a
         derivative takes one or two operations more for each operation of f; f's own are done once for many directions.
     mode
         ``"forward"``: the columns are coloured; ``"reverse"``: the rows. ``"mixed"``: the columns, but each of the
