@@ -164,8 +164,9 @@ class SparseJacobian:
     pattern
         Where entries may be, a `SparsityPattern` (m, n); values come in the order of its entries.
     colors
-        Number of colours: unless it is compiled, a call costs about as much as this many derivatives along one direction. In NumPy such a
-        derivative takes one or two operations more for each operation of f; f's own are done once for many directions.
+        Number of colours: unless it is compiled, a call costs about as much as this many derivatives along one
+        direction. In NumPy such a derivative takes one or two operations more for each operation of f; f's own are done
+        once for many directions.
     mode
         ``"forward"``: the columns are coloured; ``"reverse"``: the rows. ``"mixed"``: the columns, but each of the
         longest rows has a direction of its own; or the other way round.
