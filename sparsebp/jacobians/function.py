@@ -1,5 +1,7 @@
 """Sparse Jacobians and Hessians of plain functions: the pattern found and coloured once, then values by colours.
 
+Functions of NumPy are also compiled (`sparsebp.jacobians.tape`); what follows is the way of all others.
+
 The function is traced with index sets for its pattern (`tracing.Sets`; PyTorch: its ATen graph; JAX: by asdex).
 Columns that share no row get one colour, and the derivative along a colour's sum of unit vectors holds all their
 entries (Curtis, Powell, Reid, 1974). Derivatives are exact, by dual numbers or a reverse sweep; nothing is differenced.
@@ -42,8 +44,9 @@ KEPT_SEEDS = 1 << 24
 
 
 def sparse_jacobian(
-    f: Callable[..., Any], *args: Any, argnum: int = 0, pattern: SparsityPattern | None = None
-) -> SparseJacobian:
+    f: Callable[..., Any], *args: Any, argnum: int = 0, pattern: SparsityPattern | None = None,
+    compiled: bool | None = None,
+) -> SparseJacobian:  # fmt: skip
     """Prepare the sparse Jacobian of a function of one vector: find its pattern, and colour it.
 
     Parameters
@@ -62,6 +65,10 @@ def sparse_jacobian(
     pattern
         The pattern, (m, n), if you know it: f is not traced with index sets then, and may branch on values. Entries
         that are missing give wrong values; ``check=True`` finds them.
+    compiled
+        Of a function of NumPy: True records it now and compiles its derivatives, which takes seconds and is kept on
+        disk, or raises an error that says why that is impossible. False never does. None does it where it pays: now
+        for 4096 entries or more, else after many calls; see `SparseJacobian.describe`.
 
     Returns
     -------
@@ -101,12 +108,13 @@ def sparse_jacobian(
     >>> jac(np.arange(5.0)).toarray()[3]
     array([ 0.,  0.,  0., -1.,  8.])
     """
-    return SparseJacobian(f, args, argnum, pattern)
+    return SparseJacobian(f, args, argnum, pattern, compiled)
 
 
 def sparse_hessian(
-    g: Callable[..., Any], *args: Any, argnum: int = 0, pattern: SparsityPattern | None = None
-) -> SparseHessian:
+    g: Callable[..., Any], *args: Any, argnum: int = 0, pattern: SparsityPattern | None = None,
+    compiled: bool | None = None,
+) -> SparseHessian:  # fmt: skip
     """Prepare the sparse Hessian of a scalar function of one vector: find its pattern, and colour it.
 
     Parameters
@@ -117,6 +125,8 @@ def sparse_hessian(
         As for `sparse_jacobian`.
     pattern
         The pattern, (n, n) and symmetric, if you know it.
+    compiled
+        As for `sparse_jacobian`.
 
     Returns
     -------
@@ -140,7 +150,7 @@ def sparse_hessian(
     >>> hess(np.ones(5)).toarray()[1]
     array([-4., 10., -4.,  0.,  0.])
     """
-    return SparseHessian(g, args, argnum, pattern)
+    return SparseHessian(g, args, argnum, pattern, compiled)
 
 
 class SparseJacobian:
@@ -154,8 +164,9 @@ class SparseJacobian:
     pattern
         Where entries may be, a `SparsityPattern` (m, n); values come in the order of its entries.
     colors
-        Number of colours: a call costs about as much as this many derivatives along one direction. In NumPy such a
-        derivative takes one or two operations more for each operation of f; f's own are done once for many directions.
+        Number of colours: unless it is compiled, a call costs about as much as this many derivatives along one
+        direction. In NumPy such a derivative takes one or two operations more for each operation of f; f's own are done
+        once for many directions.
     mode
         ``"forward"``: the columns are coloured; ``"reverse"``: the rows. ``"mixed"``: the columns, but each of the
         longest rows has a direction of its own; or the other way round.
@@ -165,7 +176,8 @@ class SparseJacobian:
     colors: int
     mode: Literal["forward", "reverse", "mixed"]
 
-    def __init__(self, f: Any, args: tuple[Any, ...], argnum: int, pattern: SparsityPattern | None) -> None:
+    def __init__(self, f: Any, args: tuple[Any, ...], argnum: int, pattern: SparsityPattern | None,
+                 compiled: bool | None = None) -> None:  # fmt: skip
         if not callable(f):
             raise OptionError("f is not a function", expected="a function of arrays", got=shown(f))
         for number, arg in enumerate(args):
@@ -176,6 +188,7 @@ class SparseJacobian:
         self._count, x = len(args), args[self._argnum]
         self._function: Differentiable = _kind_of(x)(f, self._argnum, self._scalar)
         self._size = len(_checked(x))
+        given = pattern is not None
         self._constants: list[Any] | None = None  # what pattern and program hold for; None: for everything
         if pattern is None or self._function.compiled:
             self._constants = [None if self._function.varies(i, arg) else _kept(arg) for i, arg in enumerate(args)]
@@ -191,6 +204,31 @@ class SparseJacobian:
         self._sweeps = self._planned(args)
         self.colors = sum(sweeps.count for sweeps in self._sweeps)
         self.mode = self._sweeps[0].mode if len(self._sweeps) == 1 else "mixed"
+        self._tape, self._interpreted = self._taped(args, given, compiled)
+
+    def _taped(self, args: tuple[Any, ...], given: bool, compiled: bool | None) -> tuple[Any, str]:
+        """Return derivatives by a compiled tape, or None and why there are none."""
+        if compiled is not None:
+            check_flag("compiled", compiled)
+        tape = self._function.tape(self.pattern, compiled)
+        why = ("it is not one of NumPy" if tape is None else "its pattern was given, so it may branch on values"
+               if given else "it has no entries" if not self.pattern.nnz else "")  # fmt: skip
+        if why and compiled:
+            raise OptionError("The function cannot be compiled", expected="a function of NumPy, traced", got=why)
+        if why:
+            return None, why
+        tape.plan(args)
+        return tape, ""
+
+    def describe(self) -> str:
+        """Say whether values come from compiled code or from the interpreter, and why.
+
+        Returns
+        -------
+        str
+            One line.
+        """
+        return f"{self!r}: {self._tape.describe() if self._tape is not None else 'interpreted: ' + self._interpreted}"
 
     _scalar = False
 
@@ -335,6 +373,23 @@ class SparseJacobian:
         if not self._compared:
             self._function.compare(args)
             self._compared = True
+        if self._tape is None or not self._has_constants(args):
+            return self._swept(args, x)
+        values, trusted = self._tape.values(args)
+        if values is None or not trusted:
+            found = self._swept(args, x)
+            if values is not None:
+                self._tape.compare(args, values, found)
+            return found
+        return values
+
+    def _has_constants(self, args: tuple[Any, ...]) -> bool:
+        """Return whether constants among the arguments are those of the tape, also the values of sparse matrices."""
+        return all(kept is None or _unchanged(kept, arg, exact=True)
+                   for kept, arg in zip(self._constants or (), args, strict=False))  # fmt: skip
+
+    def _swept(self, args: tuple[Any, ...], x: Any) -> Array:
+        """Return the values by directions, one for each colour."""
         parts, entries = [], []
         for sweeps in self._sweeps:
             for seeds, whose, *where in sweeps.blocks():
@@ -543,6 +598,9 @@ class Differentiable(Protocol):
 
     def compare(self, args: tuple[Any, ...]) -> None:
         """Raise if the function, when it is traced, is another one."""
+
+    def tape(self, pattern: SparsityPattern, compiled: bool | None) -> Any:
+        """Return derivatives by a compiled tape, not planned yet, or None."""
 
     def value(self, args: tuple[Any, ...]) -> np.ndarray:
         """Return what f returns, not its gradient."""

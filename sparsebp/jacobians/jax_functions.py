@@ -95,6 +95,9 @@ class JaxFunction(NumpyFunction):
                                got=f"{type(error).__name__}: {error}") from error  # fmt: skip
         return pattern_of(csr_array((np.ones(found.nnz, bool), (found.rows, found.cols)), found.shape), self.scalar)
 
+    def tape(self, pattern: SparsityPattern, compiled: bool | None) -> None:
+        """There is none."""
+
     def varies(self, place: int, arg: Any) -> bool:
         """Return whether it is x, or floats."""
         return place == self.argnum or super().varies(place, arg) or (

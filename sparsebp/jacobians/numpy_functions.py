@@ -19,6 +19,7 @@ from sparsebp.core import backend
 from sparsebp.core.check import shown
 from sparsebp.core.errors import DTypeError, ShapeError, SparseBPError, TracingError
 from sparsebp.jacobians import tracing
+from sparsebp.jacobians.tape import TapeDerivatives
 from sparsebp.jacobians.tracing import (
     Duals,
     Pool,
@@ -329,6 +330,8 @@ def _extreme(name: str) -> Any:
         _check_real(name, a)
         axes, level = _axes(axis, a.ndim), level_of(a)
         value = getattr(np, name)(raw_at(level, a), axis=axes, keepdims=True)
+        if level.records:
+            return wrapped(level, value, lambda v: level.jump(name))
         at = a == value  # where the extreme is: ties share the slope, as in PyTorch's amax
         found = sum_of(np.where(at, a, 0), axes, keepdims=True) / np.sum(at, axis=axes, dtype=a.dtype, keepdims=True)
         found = Traced(raw(value), found.carried, level) if level.depth == level_of(found).depth else found
@@ -355,9 +358,16 @@ def cumsum(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
     value = np.cumsum(raw_at(level, a), axis=axis, dtype=dtype)
     if isinstance(level, Sets):
         return wrapped(level, value, lambda v: cumprod(a, axis).carried)
+
+    def structure() -> Any:
+        lines = np.moveaxis(np.arange(a.size).reshape(a.shape), axis, 0).reshape(a.shape[axis], -1)
+        Sets.check(a.size * (a.shape[axis] + 1) // 2)
+        to, of = np.tril_indices(len(lines))
+        return selection(lines[to].ravel(), lines[of].ravel(), (a.size, a.size))
+
     return wrapped(level, value, lambda v: level.linear(
         a, v.shape, v.dtype, lambda t: np.cumsum(t, axis=axis + 1),
-        lambda adjoint: np.flip(np.cumsum(np.flip(adjoint, axis), axis=axis), axis), None))  # fmt: skip
+        lambda adjoint: np.flip(np.cumsum(np.flip(adjoint, axis), axis=axis), axis), structure))  # fmt: skip
 
 
 def cumprod(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
@@ -444,6 +454,8 @@ def sort(a: Any, axis: Any = -1, kind: Any = None) -> Any:
         return Traced(np.sort(value, axis), all_of.carried, level)
     if isinstance(value, Traced):
         raise refused("A second derivative of numpy.sort", "Pass the gradient to sparse_jacobian")
+    if level.records:
+        return wrapped(level, value, lambda v: level.jump("sort"))
     return np.take_along_axis(a, np.argsort(value, axis, kind="stable"), axis)
 
 
@@ -452,7 +464,8 @@ def _index(name: str) -> Any:
 
     def found(a: Any, *args: Any, **kwargs: Any) -> Any:
         level = level_of(a)
-        return wrapped(level, getattr(np, name)(raw_at(level, a), *args, **kwargs), lambda v: None, depends=False)
+        return wrapped(level, getattr(np, name)(raw_at(level, a), *args, **kwargs),
+                       lambda v: level.jump(name), depends=False)  # fmt: skip
 
     return found
 
@@ -644,6 +657,8 @@ def solve(a: Any, b: Any) -> Any:
         raise refused("numpy.linalg.solve of stacks of matrices", "Solve one system at a time")
     level = level_of(a, b)
     matrix, wide = raw_at(level, a), b.shape[1:]
+    if level.records:
+        return wrapped(level, b, lambda v: level.jump("linalg.solve"))
     if matrix is not a:  # x = x0 + A0⁻¹ (b - A x0), with A0 and x0 constant: the right value and the right slope
         start = np.linalg.solve(matrix, raw_at(level, b))
         start = np.ones(b.shape) if isinstance(level, Sets) else start  # no zero of it is one for all x
@@ -763,6 +778,15 @@ class NumpyFunction:
         if level.refusals:  # f caught it
             raise level.refusals[0]
         return level.pattern(y.carried if isinstance(y, Traced) else level.nothing(y.shape, y.dtype), self.scalar)
+
+    def tape(self, pattern: SparsityPattern, compiled: bool | None) -> TapeDerivatives | None:
+        """Return derivatives by a compiled tape, not planned yet."""
+        return TapeDerivatives(self.f, self.recorded, self.argnum, self.varies, pattern, self.scalar, compiled)
+
+    def recorded(self, *args: Any) -> Any:
+        """Return what f returns: a vector, or of a scalar function a scalar."""
+        y = self._alone(args)(args[self.argnum])
+        return lift(y) if self.scalar else _output(y)
 
     def varies(self, place: int, arg: Any) -> bool:
         """Return whether it is x, or floats."""

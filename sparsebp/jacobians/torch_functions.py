@@ -127,6 +127,9 @@ class TorchFunction:
             raise TracingError("PyTorch cannot trace or differentiate the function",
                                got=re.split(r"\.\s|\n", str(error))[0], remedy=remedy) from error  # fmt: skip
 
+    def tape(self, pattern: SparsityPattern, compiled: bool | None) -> None:
+        """There is none."""
+
     def varies(self, place: int, arg: Any) -> bool:
         """Return whether it is x, a float, or a tensor of floats."""
         floats = isinstance(arg, float) or (isinstance(arg, torch.Tensor) and arg.dtype.is_floating_point)
@@ -394,7 +397,7 @@ def _moved(level: Sets, name: str, target: Any, args: Any, kwargs: dict[str, Any
     given = [x for place in sources if place < len(args) for x in _flat([args[place]])]
     found = target(*number(args), **kwargs)
     parts = found if isinstance(found, (list, tuple)) else (found,)
-    return [level.choose(traced, lambda *_, part=part: part.numpy(), tuple(part.shape), None) for part in parts]
+    return [level.choose(traced, lambda *_, part=part: part.numpy(), None) for part in parts]
 
 
 def _numbers(traced: list[Traced]) -> list[torch.Tensor]:

@@ -188,7 +188,7 @@ class Traced(NDArrayOperatorsMixin):
             return x
 
         value = write(self.value, item.value if len(operands) == 2 else item)
-        self.value, self.carried = value, self.level.choose(operands, write, value.shape, value.dtype)
+        self.value, self.carried = value, self.level.choose(operands, write, value)
         self._written()
 
     def _written(self) -> None:
@@ -203,7 +203,7 @@ class Traced(NDArrayOperatorsMixin):
         if self.ndim == 0:
             raise refused("An in-place operation on an array without axes", "Write s = s + v in place of s += v")
         if not isinstance(found, Traced) or found.level is not self.level:
-            found = Traced(found, self.level.nothing(np.shape(found), self.dtype), self.level)
+            found = Traced(found, self.level.constant(raw(found)), self.level)
         if found.shape != self.shape or not np.can_cast(found.dtype, self.dtype, "same_kind"):
             raise refused(f"An in-place result of shape {found.shape}, {found.dtype}, in one of {self.shape}, "
                           f"{self.dtype}", "Assign the result to a new name")  # fmt: skip
@@ -298,6 +298,9 @@ Term = tuple[Any, ...]
 class Level(abc.ABC):
     """What one trace carries, and what each kind of operation does to it."""
 
+    records = False
+    """Whether it keeps the operations themselves: values are unknown, and everything depends on x."""
+
     def __init__(self, depth: int = 0) -> None:
         self.depth = depth
         self.refusals: list[TracingError] = []  # that the function may have caught
@@ -306,13 +309,25 @@ class Level(abc.ABC):
     def nothing(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return what a constant carries."""
 
+    def constant(self, value: Any) -> Any:
+        """Return what a constant of this value carries."""
+        return self.nothing(value.shape, value.dtype)
+
+    def jump(self, name: str) -> Any:
+        """Return what the result of a function carries that is constant between jumps."""
+        return None
+
+    def ufunc(self, name: str, inputs: Sequence[Any], y: Any) -> Any:
+        """Return what a ufunc of inputs carries, where its slopes are not enough."""
+        return None
+
     @abc.abstractmethod
     def elementwise(self, shape: tuple[int, ...], dtype: Any, terms: list[Term]) -> Any:
         """Return Σ slope · operand, each broadcast to `shape`."""
 
     @abc.abstractmethod
-    def choose(self, operands: list[Traced], choice: Any, shape: tuple[int, ...], dtype: Any, view: Any = None) -> Any:
-        """Return elements of the operands: `choice` takes an array for each.
+    def choose(self, operands: list[Traced], choice: Any, value: Any, view: Any = None) -> Any:
+        """Return elements of the operands: `choice` takes an array for each, and the result's value is `value`.
 
         `view`, where there is one, maps tangents without a copy, and adjoints.
         """
@@ -435,7 +450,7 @@ class Sets(Level):
             found = sets if found is None else found + sets
         return self.nothing(shape, dtype) if found is None else found
 
-    def choose(self, operands: list[Traced], choice: Any, shape: tuple[int, ...], dtype: Any, view: Any = None) -> Any:
+    def choose(self, operands: list[Traced], choice: Any, value: Any, view: Any = None) -> Any:
         from scipy.sparse import vstack
 
         sets = vstack([self.nothing((1,), None), *(x.carried for x in operands)], format="csr")
@@ -451,7 +466,7 @@ class Sets(Level):
             both = [next(left) if isinstance(x, Traced) else 0 for x in (a, b)]
             return np.broadcast_to(np.where(condition, *both), shape)
 
-        return self.choose(sides, choice, shape, dtype)
+        return self.choose(sides, choice, None)
 
     def linear(self, x: Traced, shape: tuple[int, ...], dtype: Any, push: Any, pull: Any, structure: Any) -> Any:
         matrix = structure()
@@ -582,10 +597,10 @@ class Duals(Level):
         found = found.astype(dtype, copy=False)
         return found if found.shape == full else np.broadcast_to(found, full)
 
-    def choose(self, operands: list[Traced], choice: Any, shape: tuple[int, ...], dtype: Any, view: Any = None) -> Any:
+    def choose(self, operands: list[Traced], choice: Any, value: Any, view: Any = None) -> Any:
         if view is not None:
             return view[0](operands[0].carried)
-        found = self.pool.empty((self.directions, *shape), dtype)
+        found = self.pool.empty((self.directions, *value.shape), value.dtype)
         for d in range(self.directions):
             found[d] = choice(*(x.carried[d] for x in operands))
         return found
@@ -681,7 +696,7 @@ class Tape(Level):
 
         return self.node(*((x, pull(x, *slope)) for x, *slope in terms))
 
-    def choose(self, operands: list[Traced], choice: Any, shape: tuple[int, ...], dtype: Any, view: Any = None) -> Any:
+    def choose(self, operands: list[Traced], choice: Any, value: Any, view: Any = None) -> Any:
         def pull(back: Callable[[Any], Any]) -> Pull:
             return lambda adjoint, alive: (back(adjoint), _moved_alive(alive, back))
 
@@ -855,9 +870,12 @@ def raw(x: Any) -> Any:
     return x if isinstance(x, Traced) else np.asarray(x)
 
 
-def wrapped(level: Level, value: Any, carried: Callable[[Any], Any], depends: bool = True) -> Any:
+def wrapped(level: Level, value: Any, carried: Callable[[Any], Any], depends: bool = True, moves: bool = False) -> Any:
     """Return a traced result; without operands, the value alone, unless control flow on it must be refused."""
     value = raw(value)
+    if level.records:  # what is computed is unknown; what is moved may be a view
+        unknown = value if moves or value.dtype.kind != "f" else np.full(value.shape, np.nan, value.dtype)
+        return Traced(unknown, carried(value), level)
     depends = depends and value.dtype.kind in "fc"  # integers and bools are constant between jumps
     if not depends and not isinstance(level, Sets):
         return value
@@ -873,7 +891,7 @@ def elementwise(value: Any, terms: list[Term]) -> Any:
 def moved(value: Any, operands: list[Traced], choice: Any, view: Any = None, key: Any = None) -> Any:
     """Return elements of arrays; one that shares the memory of its operand is a view of it."""
     level = operands[0].level
-    found = wrapped(level, value, lambda v: level.choose(operands, choice, v.shape, v.dtype, view=view))
+    found = wrapped(level, value, lambda v: level.choose(operands, choice, v, view=view), moves=True)
     x = operands[0]
     if len(operands) == 1 and isinstance(found, Traced) and _shared(found.value, x.value):
         found.versions, found.seen = x.versions, x.seen
@@ -916,7 +934,7 @@ def matrix_product(matrix: Any, x: Any, right: bool = False) -> Any:
         from scipy.sparse import csr_array, eye_array, kron
 
         ones = csr_array((np.ones(matrix.nnz, bool), matrix.indices, matrix.indptr), matrix.shape)
-        return kron(ones, eye_array(wide[0], dtype=bool), format="csr")
+        return kron(matrix if level.records else ones, eye_array(wide[0], dtype=bool), format="csr")
 
     value = matrix @ raw_at(level, x)
     return wrapped(level, value, lambda v: level.linear(
@@ -995,9 +1013,12 @@ def _of_ufunc(ufunc: Any, method: str, inputs: list[Any], kwargs: dict[str, Any]
         y = ufunc(*values)
     if name in NOT_HOLOMORPHIC and any(getattr(x, "dtype", np.dtype(float)).kind == "c" for x in values):
         raise refused(f"numpy.{name} of complex numbers", "Use z.real and z.imag")
+    if level.records:
+        return wrapped(level, y, lambda v: level.ufunc(name, inputs, v))
     mine = [(x, slope) for x, slope in zip(inputs, slopes, strict=True) if isinstance(x, Traced) and x.level is level]
-    if y.dtype.kind in "fc":  # bools have no minus
-        values = [v.astype(y.dtype) if getattr(v, "dtype", None) == np.dtype(bool) else v for v in values]
+    if y.dtype.kind in "fc":  # bools have no minus, and slopes in float32 are not those of float64
+        values = [v.astype(y.dtype) if getattr(v, "dtype", y.dtype) != y.dtype and v.dtype.kind in "bf" else v
+                  for v in values]  # fmt: skip
     if isinstance(level, Sets) and ufunc is np.multiply and len(mine) == 1:
         factor = values[1 if mine[0][0] is inputs[0] else 0]
         if isinstance(factor, np.ndarray) and factor.ndim:  # zeros of a constant array are zeros of the result

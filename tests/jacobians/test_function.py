@@ -361,6 +361,30 @@ def test_hessians(name):
         np.testing.assert_array_equal(allowed, seen)
 
 
+INTERPRETED = {  # what has no local form
+    "max and min", "sort", "spectrum", "solve", "solve with x", "inverse", "interp", "arcs of complex numbers",
+    "copies", "products of bools", "reductions of ufuncs", "extremes",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *HESSIANS])
+def test_compiled_values(loops_in_python, name):
+    """The tape gives the interpreter's values, and says where there is none."""
+    of = [(sb.sparse_jacobian, FUNCTIONS), (sb.sparse_hessian, HESSIANS)]
+    for make, (f, n, _) in ((make, functions[name]) for make, functions in of if name in functions):
+        old, rng = make(f, np.zeros(n), compiled=False), np.random.default_rng(0)
+        if name in INTERPRETED or not old.pattern.nnz:
+            with pytest.raises((TracingError, OptionError), match="compiled"):
+                make(f, np.zeros(n), compiled=True)
+            continue
+        new = make(f, np.zeros(n), compiled=True)
+        for _ in range(3):
+            x = rng.uniform(0.2, 0.8, n) * rng.choice([-1.0, 1.0], n)
+            found = new._tape._records[x.dtype].tape.values((x,))
+            np.testing.assert_allclose(found, old.values(x), rtol=1e-12, atol=1e-14)
+            np.testing.assert_allclose(new.values(x), old.values(x), rtol=1e-12, atol=1e-14)
+
+
 REFUSED = {
     "if": (lambda x: x if x[0] > 0 else -x, "numpy.where"),
     "float": (lambda x: np.ones(3) * float(x[0]), "number"),

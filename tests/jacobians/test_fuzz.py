@@ -14,6 +14,7 @@ from scipy import special
 
 import sparsebp as sb
 from sparsebp.core.errors import SparseBPError, TracingError
+from sparsebp.jacobians.tape import UnrecordedError, environment
 from sparsebp.jacobians.tracing import gradient
 
 CASES = int(os.environ.get("FUZZ_CASES", "400"))
@@ -426,3 +427,49 @@ def test_random_calls_are_right_or_refused(chunk):
             counts[kind] = counts.get(kind, 0) + 1
     assert not wrong, f"{counts}; by number of the case: {wrong}"
     assert counts["right"] > CHUNK // 4 or CASES < CHUNK
+
+
+def run_compiled(number):
+    """Compare a case's compiled tape with the interpreter, at points of which some are kinks, zeros and NaN."""
+    d = Draw(number)
+    n = d.one([1, 2, 3, 4, 4, 6, 6, 8])
+    f, x = program(d, n)
+    hessian = number % 2 == 0
+
+    def g(x):
+        y = f(x)
+        return np.sum(np.square(np.stack(y) if isinstance(y, (list, tuple)) and len(y) else y))
+
+    make, f = (sb.sparse_hessian, g) if hessian else (sb.sparse_jacobian, f)
+    try:
+        old = make(f, x, compiled=False)
+        new = make(f, x, compiled=True) if old.pattern.nnz else None
+    except UnrecordedError:
+        return "interpreted"
+    except Exception:
+        return "refused"
+    if new is None:
+        return "empty"
+    for point in (x, 1.1 * x, np.where(d.rng.random(n) < 0.3, d.one([0.0, 1.0, -1.0, np.nan, np.inf]), x)):
+        expected, found = old.values(point), new._tape._records[x.dtype].tape.values((point,))
+        scale = np.abs(expected[np.isfinite(expected)]).max(initial=1e-4)
+        if np.isfinite(found).all():
+            np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-9 * scale)
+        np.testing.assert_allclose(new.values(point), expected, rtol=1e-7, atol=1e-9 * scale)
+    return "compiled"
+
+
+@pytest.mark.parametrize("chunk", range(-(-CASES // CHUNK)))
+def test_compiled_calls_are_those_of_the_interpreter(loops_in_python, monkeypatch, chunk):
+    monkeypatch.setattr(environment, "OPEN", environment.OPEN - {"getattr"})  # which draws functions here
+    counts, wrong = {}, {}
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        for number in range(chunk * CHUNK, min(CASES, (chunk + 1) * CHUNK)):
+            try:
+                kind = run_compiled(number)
+            except Exception as error:
+                kind, wrong[number] = "wrong", f"{type(error).__name__}: {str(error).strip()[:300]}"
+            counts[kind] = counts.get(kind, 0) + 1
+    assert not wrong, f"{counts}; by number of the case: {wrong}"
+    assert counts["compiled"] > CHUNK // 6 or CASES < CHUNK

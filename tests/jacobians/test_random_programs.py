@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import sparsebp as sb
 from sparsebp.core.errors import TracingError
+from sparsebp.jacobians.tape import UnrecordedError
 from sparsebp.jacobians.tracing import gradient
 
 MATRIX = np.array([[0.0, 1.2, 0, -0.4], [0.7, 0, 0, 0], [0, -1.1, 0.3, 0]])
@@ -105,6 +106,30 @@ def test_numpy(steps, n, seed):
     if expected is not None:
         found = hess(x, check=True).toarray()
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * (1 + abs(expected).max()))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(steps=PROGRAMS, n=st.sampled_from([1, 2, 5, 7, 11]), seed=st.integers(0, 999), kink=st.booleans(),
+       dtype=st.sampled_from([np.float64, np.float32]))  # fmt: skip
+def test_compiled_as_interpreted(loops_in_python, steps, n, seed, kink, dtype):
+    """The tape gives the interpreter's values where it can record a program, at kinks as well."""
+    rng = np.random.default_rng(seed)
+    f, x = program(np, steps), (rng.uniform(0.3, 1.1, n) * rng.choice([-1, 1], n)).astype(dtype)
+    x[rng.random(n) < 0.3 * kink] = rng.choice([0.0, 1.0, -1.0])
+    for make, g in ((sb.sparse_jacobian, f), (sb.sparse_hessian, lambda x: np.sum(f(x) ** 2))):
+        old = make(g, np.zeros(n, dtype), compiled=False)
+        if not old.pattern.nnz:
+            continue
+        try:
+            new = make(g, np.zeros(n, dtype), compiled=True)
+        except UnrecordedError:
+            continue
+        found, expected = new._tape._records[x.dtype].tape.values((x,)), old.values(x)
+        assert found.dtype == expected.dtype
+        if np.isfinite(found).all():
+            room = np.sqrt(np.finfo(dtype).eps) * (1 + abs(expected).max())
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2 * room)
+        np.testing.assert_allclose(new.values(x), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(12))

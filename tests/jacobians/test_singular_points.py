@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import sparsebp as sb
+from sparsebp.core.errors import OptionError, TracingError
 from sparsebp.jacobians.tracing import gradient
 
 MATRIX = np.array([[1.0, 0.0], [0.0, 2.0]])
@@ -72,6 +73,20 @@ def test_both_modes_give(name):
         for row, v in enumerate(expected):
             found = gradient(lambda x, row=row: f(x)[row])(x)
             np.testing.assert_allclose(found, v, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_compiled_tape_leaves_singular_points_to_the_interpreter(loops_in_python, name):
+    f, _ = CASES[name]
+    x = np.array([0.0, 1.0])
+    for make, g in ((sb.sparse_jacobian, f), (sb.sparse_hessian, lambda x: np.sum(f(x) ** 2))):
+        old = make(g, np.ones(2), compiled=False)
+        try:
+            new = make(g, np.ones(2), compiled=True)
+        except (TracingError, OptionError):
+            continue
+        for point in (np.array([0.3, 0.7]), x, np.array([np.nan, 1.0]), np.array([np.inf, 1.0])):
+            np.testing.assert_allclose(new.values(point), old.values(point), rtol=1e-12, atol=1e-14)
 
 
 def test_least_squares_from_a_norm_of_zero():

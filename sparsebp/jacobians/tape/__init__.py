@@ -1,0 +1,195 @@
+"""The compiled tape: a function of NumPy's, recorded once, whose derivatives are loops, chained by planned products."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sparsebp.core.errors import SparseBPError
+from sparsebp.jacobians.tape.chain import HessianTape, JacobianTape, Program
+from sparsebp.jacobians.tape.environment import Environment
+from sparsebp.jacobians.tape.expressions import UnrecordedError
+from sparsebp.jacobians.tape.record import Group, Recorder
+from sparsebp.jacobians.tracing import finite
+from sparsebp.patterns.pattern import SparsityPattern
+
+__all__ = ["TapeDerivatives", "UnrecordedError", "plan_tape"]
+
+AT_ONCE = 4096
+"""Entries from which a function is compiled when it is planned."""
+LATER = 1 << 18
+"""Entries in all calls, and 256 more for each, after which one with fewer is."""
+MOST_CHANGES = 3
+"""How often the environment of a function may change, and the record is made anew."""
+
+
+def plan_tape(
+    f: Callable[..., Any], args: tuple[Any, ...], argnum: int, floats: list[int], pattern: SparsityPattern, scalar: bool
+) -> JacobianTape | HessianTape:
+    """Record a function, and plan its Jacobian, or the Hessian of a scalar one, on a pattern.
+
+    Parameters
+    ----------
+    f
+        The function, of all arguments.
+    args, argnum, floats
+        Arguments, the place of x, and the places of all that may have other values later.
+    pattern
+        Where derivatives may be: all others are zero.
+    scalar
+        Whether f returns a scalar.
+
+    Raises
+    ------
+    UnrecordedError, TracingError
+        Something in it has no local form.
+    """
+    recorder = Recorder(args[argnum].dtype)
+    given = list(args)
+    with np.errstate(all="ignore"):
+        for place in sorted(floats, key=lambda place: place != argnum):  # x first
+            given[place] = recorder.input(place, args[place])
+        elements = recorder.output(f(*given))
+        stored = recorder.stored(elements) if scalar else None
+    program = Program(recorder, argnum)
+    if stored is not None and stored.places is not None:
+        return HessianTape(program, int(stored.places[0]), pattern)
+    every = np.arange(elements.size)
+    outputs = tuple(Group(p.expression, p.leaves, every if p.at is None else p.at, False) for p in elements.pieces)
+    return JacobianTape(program, outputs, pattern)
+
+
+class _Record:
+    """A tape for x of one dtype, and the environment in which it was recorded."""
+
+    def __init__(self, tape: JacobianTape | HessianTape, environment: Environment) -> None:
+        self.tape, self.environment = tape, environment
+        self.trusted = False  # until it was compared
+
+
+class TapeDerivatives:
+    """Derivatives of a function by tapes, where they are sure to hold; elsewhere None, and the function is interpreted.
+
+    A tape is used while everything that the function finds outside of its arguments is as it was, for arguments of the
+    same shapes and dtypes, and where all derivatives are finite: the rules for 0 times infinity are the
+    interpreter's. Its first values are compared with the interpreter's.
+
+    Attributes
+    ----------
+    reason
+        Why there is no tape, or none yet.
+    """
+
+    def __init__(self, f: Callable[..., Any], of: Callable[..., Any], argnum: int, varies: Callable[[int, Any], bool],
+                 pattern: SparsityPattern, scalar: bool, compiled: bool | None) -> None:  # fmt: skip
+        self._given = f, of, argnum, varies, pattern, scalar, compiled
+        self._records: dict[np.dtype, _Record | None] = {}  # by the dtype of x; None: it cannot be recorded
+        self._waiting: Environment | None = None
+        self._changes, self._spent = 0, 0
+        calls = -(-LATER // (256 + pattern.nnz))
+        self.reason = "compiled=False" if compiled is False else f"it is compiled after {calls} calls"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy what it was made of: tapes stay behind."""
+        return type(self), self._given
+
+    def plan(self, args: tuple[Any, ...]) -> None:
+        """Record and compile now, unless the rule says later."""
+        *_, pattern, _, compiled = self._given
+        if compiled or (compiled is None and pattern.nnz >= AT_ONCE):
+            error = self._record(args)
+            if compiled and error is not None:
+                raise error
+
+    def describe(self) -> str:
+        """Say which way is used, and why."""
+        for record in self._records.values():
+            if record is not None:
+                return f"compiled, {record.tape.describe()}"
+        return f"interpreted: {self.reason}"
+
+    def values(self, args: tuple[Any, ...]) -> tuple[np.ndarray | None, bool]:
+        """Return the values on the pattern, if the tape gives them, and whether they need not be compared."""
+        *_, pattern, _, compiled = self._given
+        dtype = args[self._given[2]].dtype
+        if dtype not in self._records:
+            self._spent += 256 + pattern.nnz
+            if compiled is False or (compiled is None and not self._records and self._spent < LATER
+                                     and pattern.nnz < AT_ONCE):  # fmt: skip
+                return None, False
+            self._record(args)
+        record = self._records[dtype]
+        if record is not None and not record.environment.holds():
+            record = self._changed(args)
+        if record is None or not record.tape.program.takes(args):
+            return None, False
+        values = record.tape.values(args)
+        with np.errstate(all="ignore"):
+            return (values, record.trusted) if finite(values) else (None, False)
+
+    def compare(self, args: tuple[Any, ...], values: np.ndarray, expected: np.ndarray) -> None:
+        """Trust the tape if its values are the interpreter's, or use it no more."""
+        dtype = args[self._given[2]].dtype
+        room = np.sqrt(np.finfo(values.dtype).eps)
+        scale = np.abs(expected).max(initial=0)
+        if np.allclose(values, expected, rtol=room, atol=room * scale):
+            record = self._records[dtype]
+            if record is not None:
+                record.trusted = True
+        else:
+            self._refuse(dtype, "its values differ from the interpreter's")
+
+    def _refuse(self, dtype: np.dtype, reason: str) -> None:
+        self._records[dtype], self.reason = None, reason
+
+    def _changed(self, args: tuple[Any, ...]) -> _Record | None:
+        """Record anew, once the environment is as it was at the call before."""
+        dtype = args[self._given[2]].dtype
+        if self._waiting is not None and self._waiting.holds():
+            self._record(args)
+            return self._records[dtype]
+        self._changes += 1
+        if self._changes > MOST_CHANGES:
+            self._refuse(dtype, "what it finds outside of its arguments changes again and again")
+            return None
+        try:
+            self._waiting = self._environment(args)
+        except SparseBPError as error:
+            self._refuse(dtype, str(error))
+        return None
+
+    def _environment(self, args: tuple[Any, ...]) -> Environment:
+        """Return the environment of the function, and of arguments that are no floats."""
+        f, _, _, varies, *_ = self._given
+        return Environment(f, *(arg for place, arg in enumerate(args) if not varies(place, arg)))
+
+    def _record(self, args: tuple[Any, ...]) -> Exception | None:
+        """Record and compile; return an error instead, if there is one."""
+        _, of, argnum, varies, pattern, scalar, _ = self._given
+        start, dtype = time.perf_counter(), args[argnum].dtype
+        try:
+            environment = self._environment(args)
+            floats = [place for place, arg in enumerate(args) if varies(place, arg)]
+            tape = plan_tape(of, args, argnum, floats, pattern, scalar)
+            if not environment.holds():
+                raise UnrecordedError("The function changes what it finds outside, and cannot be compiled")
+            with np.errstate(all="ignore"):
+                tape.values(args)  # compiles
+        except Exception as error:  # whatever a compiler raises: the function can be interpreted
+            self._refuse(dtype, str(error) if isinstance(error, SparseBPError) else repr(error))
+            return error
+        self.reason = ""
+        self._records[dtype] = _Record(tape, environment)
+        seconds = time.perf_counter() - start
+        if seconds > PATIENCE and sys.stderr is not None:
+            print(f"sparsebp: recorded and compiled the derivatives of a function in {seconds:.0f} s; "
+                  "the machine code is kept on disk", file=sys.stderr, flush=True)  # fmt: skip
+        return None
+
+
+PATIENCE = 2.0
+"""Seconds of compilation about which nothing is said."""

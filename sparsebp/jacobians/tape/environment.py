@@ -1,0 +1,214 @@
+"""What a function finds outside its arguments, and whether that is still the same.
+
+A record is of one function in one environment: variables of modules and enclosing functions, attributes of `self`,
+arrays that may be written to in place. The code says which of them it can reach, also through functions that it calls.
+Code that reads or writes anything else (files, clocks, random numbers, `global`) is not known.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from sparsebp.jacobians.tape.expressions import UnrecordedError
+
+PURE = {"numpy", "scipy", "math", "cmath", "operator", "itertools", "functools", "builtins", "collections", "typing",
+        "numbers", "copy"}  # fmt: skip
+"""Modules whose functions depend on their arguments alone, but for `IMPURE`."""
+IMPURE = {"random", "load", "loadtxt", "fromfile", "genfromtxt", "memmap", "lru_cache", "cache", "count", "cycle",
+          "errstate", "seterr"}  # fmt: skip
+OPEN = {"eval", "exec", "globals", "locals", "vars", "getattr", "setattr", "delattr", "open", "input", "id", "hash",
+        "__import__", "next"}  # fmt: skip
+"""Built-in functions that reach what the code does not name."""
+NUMBERS = (int, float, complex, str, bytes, bool, type(None), type(...), slice, range, np.generic, np.dtype)
+MISSING = object()
+LARGE = 1 << 14
+"""Bytes of an array from which it is compared in place."""
+
+
+class Environment:
+    """The environment of a function and of constants among its arguments, as it was when this object was made.
+
+    Raises
+    ------
+    UnrecordedError
+        The code reaches something that cannot be compared later.
+    """
+
+    def __init__(self, f: Callable[..., Any], *constants: Any) -> None:
+        self._bindings: list[tuple[Mapping[str, Any], str, Any]] = []
+        self._cells: list[tuple[Any, Any]] = []
+        self._contents: list[tuple[Any, Any]] = []  # lists, dictionaries and sets
+        self._arrays: list[tuple[np.ndarray, tuple[int, ...], Any]] = []
+        self._names: set[str] = set()  # attributes that any code may ask for
+        self._holders: list[tuple[Any, Mapping[str, Any], set[str]]] = []  # owner, attributes, those that were visited
+        self._seen: dict[int, Any] = {}
+        self._visit_all((f, *constants))
+        while any(self._look_into(*holder) for holder in self._holders):
+            pass
+
+    def holds(self) -> bool:
+        """Return whether everything is as it was."""
+        try:
+            return (
+                all(mapping.get(name, MISSING) is value for mapping, name, value in self._bindings)
+                and all(cell.cell_contents is value for cell, value in self._cells)
+                and all(_content(container) == kept for container, kept in self._contents)
+                and all(a.shape == shape and _same(a, kept) for a, shape, kept in self._arrays)
+            )
+        except Exception:  # a cell without contents, a changed kind of array
+            return False
+
+    def _visit(self, value: Any) -> None:
+        if isinstance(value, NUMBERS) or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        module = getattr(value, "__module__", None) or ""
+        pure = module.split(".")[0] in PURE and not module.startswith("numpy.random")
+        if isinstance(value, np.ndarray):
+            self._note_array(value)
+        elif isinstance(value, types.ModuleType):
+            self._visit_module(value)
+        elif isinstance(value, functools.partial):
+            self._visit_all((value.func, value.args, value.keywords))
+        elif isinstance(value, types.MethodType):
+            self._visit_all((value.__func__, value.__self__))
+        elif isinstance(value, (tuple, list, set, frozenset)):
+            self._visit_all(value)
+            if not isinstance(value, (tuple, frozenset)):
+                self._contents.append((value, _content(value)))
+        elif isinstance(value, dict):
+            self._visit_all(value.values())
+            self._contents.append((value, _content(value)))
+        elif isinstance(value, types.FunctionType) and not pure:
+            self._visit_function(value)
+        elif isinstance(value, (types.BuiltinFunctionType, types.BuiltinMethodType)):
+            owner = value.__self__
+            if isinstance(owner, np.ufunc):  # add.reduce
+                return
+            if not (isinstance(owner, types.ModuleType) and owner.__name__.split(".")[0] in PURE) and not pure:
+                raise unknown(value)
+            if owner is builtins and value.__name__ in OPEN:
+                raise unknown(value)
+        elif isinstance(value, (type, np.ufunc, types.FunctionType)) or (pure and callable(value)):
+            if not pure and not isinstance(value, np.ufunc):
+                raise unknown(value)
+            if getattr(value, "__name__", "") in IMPURE:
+                raise unknown(value)
+        else:
+            self._visit_object(value)
+
+    def _visit_all(self, values: Iterable[Any]) -> None:
+        for value in list(values):
+            self._visit(value)
+
+    def _note_array(self, value: np.ndarray) -> None:
+        if type(value) is not np.ndarray or value.dtype.kind not in "fciub":
+            raise unknown(value)
+        self._arrays.append((value, value.shape, _copy(value)))
+
+    def _visit_module(self, module: types.ModuleType) -> None:
+        self._holders.append((module, vars(module), set()))
+
+    def _visit_object(self, value: Any) -> None:
+        """Look into an object with attributes: later those that code may ask for, at once those of a sparse matrix."""
+        kind = type(value)
+        own = getattr(value, "__dict__", None)
+        if own is None or kind.__getattribute__ is not object.__getattribute__ or hasattr(kind, "__getattr__"):
+            raise unknown(value)
+        if kind.__module__.startswith("scipy.sparse"):
+            for name, part in own.items():
+                self._bind(own, name, part)
+            return
+        if kind.__module__.split(".")[0] in PURE:
+            raise unknown(value)
+        self._holders.append((value, own, set()))
+        for base in kind.__mro__:
+            if base is not object:
+                self._holders.append((base, vars(base), set()))
+        if "__call__" in vars(kind):
+            self._visit(vars(kind)["__call__"])
+
+    def _look_into(self, owner: Any, attributes: Mapping[str, Any], done: set[str]) -> bool:
+        """Visit attributes that code may ask for; return whether there were new ones."""
+        new = (self._names & attributes.keys()) - done
+        done |= new
+        pure = isinstance(owner, types.ModuleType) and owner.__name__.split(".")[0] in PURE
+        for name in new:
+            value = attributes[name]
+            if pure:
+                if name in IMPURE:
+                    raise unknown(value)
+                continue
+            if isinstance(value, property):
+                self._visit_all(part for part in (value.fget,) if part is not None)
+            elif isinstance(value, (staticmethod, classmethod)):
+                self._visit(value.__func__)
+            else:
+                self._bind(attributes, name, value)
+        return bool(new)
+
+    def _bind(self, mapping: Mapping[str, Any], name: str, value: Any) -> None:
+        self._bindings.append((mapping, name, value))
+        self._visit(value)
+
+    def _visit_function(self, f: types.FunctionType) -> None:
+        self._visit_all((f.__defaults__ or (), f.__kwdefaults__ or {}))
+        for cell in f.__closure__ or ():
+            try:
+                value = cell.cell_contents
+            except ValueError:  # not yet bound
+                raise unknown(f) from None
+            self._cells.append((cell, value))
+            self._visit(value)
+        self._visit_code(f.__code__, f.__globals__, set(f.__code__.co_freevars))
+
+    def _visit_code(self, code: types.CodeType, names: dict[str, Any], outside: set[str]) -> None:
+        for step in dis.get_instructions(code):
+            if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") or (
+                    step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in outside):  # fmt: skip
+                raise UnrecordedError(f"{code.co_name} writes to {step.argval!r} outside of it and cannot be compiled")
+            if step.opname == "IMPORT_NAME" and step.argval.split(".")[0] not in PURE:
+                raise UnrecordedError(f"{code.co_name} imports {step.argval} and cannot be compiled")
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                if step.argval in names:
+                    self._bind(names, step.argval, names[step.argval])
+                elif step.argval in OPEN:
+                    raise unknown(getattr(builtins, step.argval))
+        self._names |= set(code.co_names)
+        for inner in code.co_consts:
+            if isinstance(inner, types.CodeType):
+                self._visit_code(inner, names, outside & set(inner.co_freevars))
+
+
+def unknown(value: Any) -> UnrecordedError:
+    """Return the error of something whose changes cannot be seen."""
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__name__
+    return UnrecordedError(f"The function reaches {name}, which may change unseen, and cannot be compiled")
+
+
+def _content(container: Any) -> Any:
+    """Return what a container holds, by identity."""
+    if isinstance(container, dict):
+        return [(id(key), id(value)) for key, value in container.items()]
+    return [*map(id, container)] if isinstance(container, list) else {*map(id, container)}
+
+
+def _copy(a: np.ndarray) -> Any:
+    return a.copy() if a.nbytes > LARGE else (a.dtype, a.tobytes())
+
+
+def _same(a: np.ndarray, kept: Any) -> bool:
+    """Return whether an array holds the same bytes."""
+    if isinstance(kept, tuple):
+        return bool(a.dtype == kept[0]) and a.tobytes() == kept[1]
+    if a.dtype != kept.dtype:
+        return False
+    equal = a == kept
+    return bool(equal.all()) or bool((equal | ((a != a) & (kept != kept))).all())  # NaN # noqa: PLR0124

@@ -1,0 +1,18 @@
+"""Loops of the compiled tape run by Python: the same text, without seconds of compilation for each function."""
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from sparsebp.jacobians.tape import loops
+
+
+@pytest.fixture
+def loops_in_python(monkeypatch):
+    def run(text):
+        function = loops.as_python(text, ModuleType("loop"))
+        return np.errstate(all="ignore")(function)
+
+    monkeypatch.setattr(loops, "_compiled", {})
+    monkeypatch.setattr(loops, "translated", run)

@@ -1,0 +1,324 @@
+"""The compiled tape: when a function is recorded, how the record stays true, real compilation, and what is kept."""
+
+import copy
+import functools
+import math
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsebp as sb
+from sparsebp.core.errors import OptionError, TracingError
+from sparsebp.jacobians import tape
+from sparsebp.jacobians.tape import loops
+from sparsebp.jacobians.tape.environment import Environment
+
+RNG = np.random.default_rng(0)
+MATRIX = sp.random_array((9, 11), density=0.3, rng=1, format="csr")
+N = 11
+
+
+def collocation(z, weight):
+    x, y = z[: len(z) // 2], z[len(z) // 2 :]
+    middle = (x[1:] + x[:-1]) / 2 + 0.1 * (np.sin(y[:-1]) - np.sin(y[1:]))
+    return np.concatenate([x[1:] - x[:-1] - weight * middle**2, np.maximum(y[1:] * y[:-1], 0.1)])
+
+
+def energy(z, weight):
+    ends = np.sum(MATRIX @ z[:N]) ** 2 + np.sqrt(1 + np.sum(z**2))
+    return weight * ends + np.sum(collocation(z, weight) ** 2 * np.exp(-z[1:-1]))
+
+
+def stencil(u):
+    z = np.pad(u.reshape(5, -1), 1)
+    a, b = np.diff(z, axis=0)[:, 1:], np.diff(z, axis=1)[1:]
+    return np.sum(np.sqrt(1 + a**2 + b**2)) + np.mean(MATRIX @ np.cos(u[:N]))
+
+
+def chained(x):
+    y = x
+    for _ in range(6):
+        y = y + 0.1 * (np.roll(y, 1) - 2 * y + np.roll(y, -1)) - 0.05 * y**3
+    return np.where(y > 0, y, 0.5 * y) * (MATRIX.T @ (MATRIX @ np.tanh(x)))
+
+
+def same(new, old, *args, rtol=1e-12):
+    assert new.describe().split(": ")[1].startswith("compiled"), new.describe()
+    for _ in range(2):  # the first one is compared
+        found = new.values(*args)
+        np.testing.assert_allclose(found, old.values(*args), rtol=rtol, atol=rtol)
+        assert found.dtype == args[0].dtype
+    return found
+
+
+@pytest.mark.parametrize(("make", "f", "n", "args"), [
+    (sb.sparse_jacobian, collocation, 24, (0.3,)), (sb.sparse_hessian, energy, 24, (0.3,)),
+    (sb.sparse_hessian, stencil, 25, ()), (sb.sparse_jacobian, chained, N, ()),
+])  # fmt: skip
+def test_by_numba_in_both_dtypes(make, f, n, args):
+    x = RNG.uniform(0.2, 1, n)
+    new, old = make(f, x, *args, compiled=True), make(f, x, *args, compiled=False)
+    found = same(new, old, x, *args)
+    single = new.values(x.astype(np.float32), *args)
+    if single.dtype == np.float32:
+        np.testing.assert_allclose(single, found, rtol=1e-3, atol=1e-4)
+    if args:
+        same(new, old, x, 1.7)
+    dense = new(x, *args, check=True).toarray()
+    if new._scalar:
+        np.testing.assert_array_equal(dense, dense.T)
+
+
+def test_machine_code_is_kept_on_disk(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(loops, "_compiled", {})
+    x = RNG.uniform(0.2, 1, 8)
+    f = lambda x: np.log1p(x[1:] ** 2 + 0.12345 * x[:-1])  # noqa: E731
+    sb.sparse_jacobian(f, x, compiled=True)
+    assert [path.suffix for path in sorted((tmp_path / "sparsebp" / "tape").glob("loop_*"))] == [".py"]
+    (first,) = loops._compiled.values()
+    loops._compiled.clear()
+    sb.sparse_jacobian(f, RNG.uniform(0.2, 1, 13), compiled=True)  # of another size
+    (again,) = loops._compiled.values()
+    assert (sum(first.stats.cache_hits.values()), sum(again.stats.cache_hits.values())) == (0, 1)
+
+
+def test_where_nothing_can_be_kept(monkeypatch):
+    monkeypatch.setattr(loops, "cache_folder", lambda: None)
+    monkeypatch.setattr(loops, "_compiled", {})
+    x = np.ones(4)
+    same(*(sb.sparse_jacobian(lambda x: x[1:] * x[:-1], x, compiled=c) for c in (True, False)), x)
+
+
+# When a function is recorded.
+
+
+def test_by_the_number_of_entries_and_calls(loops_in_python, monkeypatch):
+    x = np.arange(1.0, 7)
+    jac = sb.sparse_jacobian(lambda x: x[1:] * x[:-1], x)
+    assert "interpreted: it is compiled after" in jac.describe()
+    monkeypatch.setattr(tape, "LATER", 3 * (256 + jac.pattern.nnz))
+    for _ in range(2):
+        jac.values(x)
+    assert "interpreted" in jac.describe()
+    jac.values(x)
+    assert jac.describe() == f"{jac!r}: compiled, 1 loop"
+    monkeypatch.setattr(tape, "AT_ONCE", jac.pattern.nnz)
+    assert "compiled, 1 loop" in sb.sparse_jacobian(lambda x: x[1:] * x[:-1], x).describe()
+
+
+def test_what_cannot_be_compiled_is_said(loops_in_python):
+    x = np.array([0.3, 0.1, 0.7])
+    for f, why in ((np.sort, "numpy.sort"), (lambda x: np.linalg.solve(np.eye(3), x), "solve"),
+                   (lambda x: x * np.random.default_rng(0).random(3), "random"),
+                   (lambda x: np.where(x > 0, x, x.astype(int)), "int64"),
+                   (lambda x: np.min(np.where(x > 0.2, x, 1.0)) * x, "numpy.min"),
+                   (lambda x: np.max(np.maximum(np.nan_to_num(0.1), x)) + x, "numpy.max")):  # fmt: skip
+        with pytest.raises(TracingError, match=why):
+            sb.sparse_jacobian(f, x, compiled=True)
+        jac = sb.sparse_jacobian(f, x)
+        jac._tape._record((x,))
+        assert why in jac.describe()
+        np.testing.assert_array_equal(jac.values(x), sb.sparse_jacobian(f, x, compiled=False).values(x))
+    with pytest.raises(OptionError, match="pattern was given"):
+        sb.sparse_jacobian(lambda x: x**2, x, pattern=sb.SparsityPattern.diagonal(3), compiled=True)
+    with pytest.raises(OptionError, match="compiled"):
+        sb.sparse_jacobian(lambda x: x**2, x, compiled=1)
+    assert "no entries" in sb.sparse_jacobian(lambda x: x**2, np.zeros(0)).describe()
+    assert "compiled=False" in sb.sparse_jacobian(lambda x: x**2, x, compiled=False).describe()
+
+
+def test_a_refusal_that_the_function_catches_is_not_recorded(loops_in_python):
+    def f(x):
+        try:
+            return np.sort(x) * x
+        except Exception:
+            return x
+
+    with pytest.raises(TracingError, match="sort"):
+        sb.sparse_jacobian(f, np.ones(3), compiled=True)
+
+
+# How the record stays true.
+
+
+def always(f, x, *args):
+    return lambda: sb.sparse_jacobian(f, x, *args, compiled=False).values(x, *args)
+
+
+def test_arrays_variables_and_attributes_that_change(loops_in_python):
+    weight, scale, box = np.arange(1.0, 5), [2.0], {"shift": 0.5}
+    matrix = sp.csr_array(np.diag([1.0, 2, 3, 4]))
+
+    class Model:
+        power = 2
+
+        def __init__(self):
+            self.h, self.unused = 0.1, open
+
+        def inner(self, x):
+            return self.h * x**self.power
+
+        def residual(self, x):
+            return weight * x + scale[0] * np.sin(x) + box["shift"] * (matrix @ self.inner(x)) + factor * x
+
+    factor, model, x = 3.0, Model(), np.array([0.3, 0.5, 0.7, 0.9])
+    jac = sb.sparse_jacobian(model.residual, x, compiled=True)
+    expected = always(model.residual, x)
+
+    def change_factor():
+        nonlocal factor
+        factor = 4.0
+
+    def check():
+        for _ in range(4):
+            np.testing.assert_allclose(jac.values(x), expected(), rtol=1e-13)
+
+    check()
+    before = jac.values(x)
+    tape_before = jac._tape._records[x.dtype]
+    for change in (
+        lambda: weight.__setitem__(2, 9.0), lambda: scale.__setitem__(0, 3.0), lambda: box.update(shift=0.7),
+        lambda: matrix.data.__setitem__(1, 7.0), lambda: setattr(model, "h", 0.3),
+        lambda: setattr(Model, "power", 3), change_factor,
+    ):  # fmt: skip
+        jac._tape._changes = 0
+        change()
+        check()
+        after = jac.values(x)
+        assert abs(after - before).max() > 1e-3
+        assert jac._tape._records[x.dtype] is not tape_before  # recorded anew
+        before, tape_before = after, jac._tape._records[x.dtype]
+
+
+def test_what_changes_at_every_call_is_interpreted(loops_in_python):
+    weight, x = np.ones(3), np.array([0.3, 0.5, 0.7])
+    jac = sb.sparse_jacobian(lambda x: weight * x**2, x, compiled=True)
+    for k in range(7):
+        weight[0] = k
+        np.testing.assert_array_equal(jac.values(x), 2 * weight * x)
+    assert "again and again" in jac.describe()
+
+
+COUNT = 0
+
+
+def counts(x):
+    global COUNT  # noqa: PLW0603
+    COUNT += 1
+    return x * COUNT
+
+
+def appends(x, kept=[]):  # noqa: B006
+    kept.append(1)
+    return x * len(kept)
+
+
+def test_functions_with_a_memory_are_not_recorded():
+    def closure(x, state=None):
+        nonlocal number
+        number += 1
+        return number * x
+
+    number, name, rng, source = 0, "pi", np.random.default_rng(0), iter(range(100))
+    for f in (counts, appends, closure, lambda x: x * rng.random(), lambda x: x * next(source),
+              lambda x: x * np.random.rand(),  # noqa: NPY002
+              lambda x: x * getattr(math, name), lambda x: eval("x")):  # fmt: skip
+        with pytest.raises((TracingError, OptionError), match=r"compiled|another one"):
+            sb.sparse_jacobian(f, np.ones(3), compiled=True)
+
+
+def test_environments_follow_calls():
+    def helper(x):
+        return x * inner["k"]
+
+    inner, f = {"k": 2.0}, functools.partial(lambda scale, x: scale * helper(x), np.ones(2))
+    environment = Environment(f)
+    assert environment.holds()
+    f.args[0][1] = 2
+    assert not environment.holds()
+    environment = Environment(f)
+    inner["other"] = 1
+    assert not environment.holds()
+
+
+def test_branches_on_values_are_refused_as_before(loops_in_python):
+    for f in (lambda x: x if x[0] > 0 else -x, lambda x: x * float(x[0]), lambda x: x[np.argsort(x)]):
+        with pytest.raises(TracingError, match=r"where|number|depends on x"):
+            sb.sparse_jacobian(f, np.ones(3), compiled=True)
+
+
+def test_arguments(loops_in_python):
+    """Floats may have other values, but with other shapes or dtypes the function is interpreted."""
+
+    def f(t, x, data, power):
+        return np.sin(t) * x[1:] * data + x[:-1] ** power * np.sum(data)
+
+    x, data = RNG.uniform(0.3, 1, 5), np.ones(4)
+    new, old = (sb.sparse_jacobian(f, 0.0, x, data, 2, argnum=1, compiled=c) for c in (True, False))
+    for t, d in ((0.5, data), (1.5, 2 * data), (np.float64(0.3), data), (0.5, np.float64(2.0) * data.astype("f4")),
+                 (0.5, np.array(2.0)), (0.5, np.array([2.0]))):  # fmt: skip
+        for _ in range(2):
+            np.testing.assert_allclose(new.values(t, x, d, 2), old.values(t, x, d, 2), rtol=1e-12)
+    assert "compiled, 1 loop" in new.describe() or "loops" in new.describe()
+    with pytest.raises(OptionError, match="has changed"):
+        new.values(0.5, x, data, 3)
+    xs = RNG.uniform(0.3, 1, (5, 3))
+    np.testing.assert_allclose(new.batch(0.3, xs, data, 2), old.batch(0.3, xs, data, 2), rtol=1e-12)
+
+
+def test_constants_among_the_arguments(loops_in_python):
+    """Values of a sparse matrix may be others, and a function that is passed may change."""
+    matrix, scale, x = sp.csr_array(np.diag([1.0, 2, 3])), [2.0], np.array([0.3, 0.5, 0.7])
+
+    def f(x, a, g):
+        return a @ x**2 + g(x)
+
+    def g(x):
+        return scale[0] * x
+
+    new, old = (sb.sparse_jacobian(f, x, matrix, g, compiled=c) for c in (True, False))
+    assert "compiled, " in new.describe()
+    other = matrix.copy()
+    for change in (lambda: None, lambda: other.data.__setitem__(1, 9.0), lambda: scale.__setitem__(0, 3.0),
+                   lambda: matrix.data.__setitem__(0, 5.0)):  # fmt: skip
+        change()
+        for a in (matrix, other, matrix, other):
+            np.testing.assert_allclose(new.values(x, a, g), old.values(x, a, g), rtol=1e-13)
+
+
+def test_slopes_of_mixed_dtypes_are_exact():
+    """A constant of float32 next to x of float64: the interpreter's derivatives are of float64 too."""
+    c, x = np.array([0.1, -0.59], np.float32), np.array([0.3, 0.7])
+    for compiled in (True, False):
+        jac = sb.sparse_jacobian(lambda x: x / c + c**x, x, compiled=compiled)
+        expected = 1 / c.astype(float)[0] + np.log(c.astype(float)[0]) * c.astype(float)[0] ** x[0]
+        np.testing.assert_allclose(jac.values(x)[0], expected, rtol=1e-14)
+
+
+def test_not_a_number(loops_in_python):
+    x = np.array([0.3, np.nan, np.inf, -1.0, 0.2])
+    for f in (lambda x: np.maximum(x[1:], x[:-1]) * x[1:], lambda x: np.where(x > 0, np.log(x), 0.0)):
+        new, old = (sb.sparse_jacobian(f, np.ones(5), compiled=c) for c in (True, False))
+        for point in (np.ones(5), x, np.zeros(5), -np.ones(5)):
+            np.testing.assert_array_equal(new.values(point), old.values(point))
+
+
+def test_copies_and_threads(loops_in_python):
+    jac = sb.sparse_jacobian(chained, np.ones(N), compiled=True)
+    xs = [RNG.uniform(-1, 1, N) for _ in range(16)]
+    expected = [sb.sparse_jacobian(chained, np.ones(N), compiled=False).values(x) for x in xs]
+    for one in (jac, copy.deepcopy(jac), pickle.loads(pickle.dumps(jac))):
+        with ThreadPoolExecutor(4) as pool:
+            np.testing.assert_allclose(list(pool.map(one.values, xs)), expected, rtol=1e-12, atol=1e-14)
+        assert "compiled, " in one.describe()
+
+
+def test_other_values_than_the_interpreters_are_not_used(loops_in_python, monkeypatch):
+    jac, x = sb.sparse_jacobian(lambda x: x**2, np.ones(3), compiled=True), np.arange(1.0, 4)
+    monkeypatch.setattr(jac._tape._records[x.dtype].tape, "values", lambda args: 3 * args[0])
+    np.testing.assert_array_equal(jac.values(x), 2 * x)
+    assert "differ" in jac.describe()
