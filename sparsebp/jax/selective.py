@@ -14,7 +14,7 @@ from jax.interpreters import ad
 from sparsebp import kernels
 from sparsebp.core.errors import ShapeError
 from sparsebp.jax.arrays import arrays_of
-from sparsebp.jax.operations import Operation, Shapes, Tangent, derivative
+from sparsebp.jax.operations import Operation, Shapes, Tangent, derivative, no_tangent
 from sparsebp.jax.recurrence import linear_recurrence, mapped
 from sparsebp.kernels.spec import kept_states
 
@@ -164,7 +164,7 @@ _tangents = Tangent("selective_scan_jvp", _tangent, _tangent_transpose)
 def _scan_jvp(primals: Any, tangents: Any) -> Any:
     y, states, last = _scan(*primals)
     of_y, of_last = _tangents(*primals, states, *map(ad.instantiate_zeros, tangents))
-    return [y, states, last], [of_y, ad.Zero.from_primal_value(states), of_last]
+    return [y, states, last], [of_y, no_tangent(states), of_last]
 
 
 _SAMPLES = (1, 1, None, 1, 1, None, 0)
