@@ -137,7 +137,7 @@ class Operation:
     def _called_back(self, *operands: Any, **options: Any) -> Any:
         results = [jax.ShapeDtypeStruct(shape, operands[0].dtype)
                    for shape in self._shapes(*(v.shape for v in operands), **options)]  # fmt: skip
-        back = _Callback(self._run, tuple(sorted(options.items())), tuple((r.shape, r.dtype) for r in results))
+        back: Any = _Callback(self._run, tuple(sorted(options.items())), tuple((r.shape, r.dtype) for r in results))
         return jax.pure_callback(back, results, *operands)
 
 
@@ -305,7 +305,8 @@ class _Buffer:
         """Return the array that stands at an address."""
         if self._bytes is None:
             return np.empty(self._shape, self._dtype)
-        return np.ndarray(self._shape, self._dtype, self._bytes.from_address(place))
+        memory: Any = self._bytes.from_address(place)
+        return np.ndarray(self._shape, self._dtype, memory)
 
 
 _Frame = ctypes.c_int64 * handlers.FRAME_WORDS

@@ -171,10 +171,10 @@ _SAMPLES = (1, 1, None, 1, 1, None, 0)
 """The axes of the samples; rates and the skip connection's weights have none."""
 
 
-def _one_batch_or_in_turn(operation: Any, samples: Sequence[int | None], results: Sequence[int]) -> Any:
+def _one_batch_or_in_turn(operation: Any, samples: Sequence[Any], results: Sequence[int]) -> Any:
     """Return the rule for mapped axes: samples of one call, or one call after the other where weights are mapped."""
 
-    def rule(operands: Sequence[Any], axes: Sequence[int | None]) -> tuple[list[Any], list[int]]:
+    def rule(operands: Sequence[Any], axes: Sequence[Any]) -> tuple[list[Any], list[int]]:
         if any(place is None and axis is not None for place, axis in zip(samples, axes, strict=True)):
             moving = [k for k, axis in enumerate(axes) if axis is not None]
 
