@@ -8,7 +8,7 @@ call is a whole training step with Adam.
 PyTorch has a loop over the steps and a scan of logarithmic depth (Hillis and Steele), as it is and through
 `torch.compile`, which takes minutes to unroll a loop of a thousand steps; JAX has `lax.scan`, unrolled or not, and
 `lax.associative_scan`, in one `jax.jit`. The fastest of each counts. JAX runs in a process of its own (`Apart`); where
-it is not installed, rows go without it.
+it is not installed, rows go without it. There, `sparsebp.jax` is called too, in one `jax.jit` as JAX's own scans are.
 """
 
 from __future__ import annotations
@@ -331,7 +331,29 @@ def jax_sides(task: Task) -> tuple[dict[str, Callable[[], object]], dict[str, tu
         run = jax.jit(partial(_jax_call, partial(_OUTPUTS[task.kind], lib, scan)))
         found[f"jax, {name}"] = partial(_to_its_end, run, incoming, *arrays)
         results[f"jax, {name}"] = tuple(map(np.asarray, run(incoming, *arrays)))
+    if task.kind in _FROM_JAX:
+        run = jax.jit(partial(_jax_call, _FROM_JAX[task.kind]))
+        found[FROM_JAX] = partial(_to_its_end, run, incoming, *arrays)
+        results[FROM_JAX] = tuple(map(np.asarray, run(incoming, *arrays)))
     return found, results
+
+
+def _recurrence_from_jax(a: Any, b: Any) -> Any:
+    import sparsebp.jax as sj
+
+    return sj.linear_recurrence(a, b)
+
+
+def _scan_from_jax(*arrays: Any) -> Any:
+    import sparsebp.jax as sj
+
+    return sj.selective_scan(*arrays)[0]
+
+
+FROM_JAX = "ours, from JAX"
+_FROM_JAX: dict[str, Callable[..., Any]] = {
+    "given factors": _recurrence_from_jax, "one complex factor": _recurrence_from_jax, "selective scan": _scan_from_jax,
+}  # fmt: skip
 
 
 def _jax_training(task: Task, lib: Any) -> tuple[dict[str, Callable[[], object]], dict[str, tuple[np.ndarray, ...]]]:
@@ -441,6 +463,9 @@ def measure_linear_row(task: Task, run: Run, apart: Apart | None) -> Row:
             best[peer] = min(own, key=lambda name: timings[name].median)
             row |= {peer: timings[best[peer]].to_dict(), f"{peer}_form": best[peer].partition(", ")[2]}
             row[f"{peer}_ratio"] = timing.ratio(timings[best[peer]], timings["ours"])
+    if FROM_JAX in timings:
+        row |= {"ours_jax": timings[FROM_JAX].to_dict()}
+        row["ours_jax_ratio"] = timing.ratio(timings[best["jax"]], timings[FROM_JAX])
     fastest = min(best, key=lambda peer: timings[best[peer]].median)
     return row | {"best": PEERS[fastest], "best_ratio": row[f"{fastest}_ratio"]}
 
@@ -471,8 +496,9 @@ LINEAR = Benchmark(
             "kind": "recurrence", "best": "best peer", "torch_form": "PyTorch's fastest", "jax_form": "JAX's fastest",
         },
         numbers={"hidden": "H", "states": "states"},
-        seconds={"torch": "PyTorch", "jax": "JAX"},
-        times={"best_ratio": "over the best peer", "torch_ratio": "over PyTorch", "jax_ratio": "over JAX"},
+        seconds={"torch": "PyTorch", "jax": "JAX", "ours_jax": "sparsebp from JAX"},
+        times={"best_ratio": "over the best peer", "torch_ratio": "over PyTorch", "jax_ratio": "over JAX",
+               "ours_jax_ratio": "from JAX, over JAX"},
         formats={"{:.2f}": {"over_copy": "time over a copy's"}},
     ),
     short=("kind", "length", "batch", "hidden", "ours", "best_ratio", "best", "over_copy", "met"),

@@ -13,11 +13,13 @@ import ctypes
 import itertools
 import re
 import secrets
+import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
 import jax
 import numpy as np
@@ -129,13 +131,13 @@ class Operation:
             [(a.shape, np.dtype(a.dtype)) for a in avals] for avals in (context.avals_in, context.avals_out)
         )
         call = _Call(partial(self._run, **options), given, results)
-        context.module_context.add_keepalive(call)
+        context.module_context.add_keepalive(call.held())
         return jax.ffi.ffi_lowering(_PYTHON)(context, *operands, **_int64({"number": call.number}))
 
     def _called_back(self, *operands: Any, **options: Any) -> Any:
         results = [jax.ShapeDtypeStruct(shape, operands[0].dtype)
                    for shape in self._shapes(*(v.shape for v in operands), **options)]  # fmt: skip
-        back = _Callback(self._run, tuple(sorted(options.items())), tuple((r.shape, r.dtype) for r in results))
+        back: Any = _Callback(self._run, tuple(sorted(options.items())), tuple((r.shape, r.dtype) for r in results))
         return jax.pure_callback(back, results, *operands)
 
 
@@ -193,6 +195,11 @@ def derivative(function: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
+def no_tangent(value: Any) -> ad.Zero:
+    """Return the derivative of what counts as constant."""
+    return ad.Zero(jax.typeof(value).to_tangent_aval())
+
+
 def sum_to(shape: tuple[int, ...], grad: Any) -> Any:
     """Return a gradient summed over the axes along which an operand of this shape was shared."""
     axes = tuple(axis for axis, (own, full) in enumerate(zip(shape, grad.shape, strict=True)) if own != full)
@@ -241,11 +248,24 @@ def _int64(attributes: dict[str, int]) -> dict[str, Any]:
     return {name: np.int64(value) for name, value in attributes.items()}
 
 
-# Calls of Python by number. A compiled computation keeps its calls, and these the plans in their options.
+# Calls of Python by number. A compiled computation keeps its calls, and these the plans in their options. It may be
+# dropped while XLA still runs it, so they stay for a while.
 
 _numbers = itertools.count(secrets.randbits(62))
 """Never one twice; what another process has compiled has numbers that mean nothing here."""
-_calls: WeakValueDictionary[int, _Call] = WeakValueDictionary()
+_calls: dict[int, _Call] = {}
+_dropped: deque[tuple[float, int]] = deque()
+"""When nothing compiled kept a call any more, and its number."""
+STAY = 600.0
+"""Seconds for which such a call stays; then, with the next compilation, it goes."""
+
+
+class _Held:
+    """What a compiled computation keeps."""
+
+
+def _drop(number: int) -> None:
+    _dropped.append((time.monotonic(), number))
 
 
 class _Call:
@@ -256,6 +276,14 @@ class _Call:
         self._run = run
         self._given, self._results = ([_Buffer(*array) for array in arrays] for arrays in (given, results))
         _calls[self.number] = self
+        while _dropped and _dropped[0][0] < time.monotonic() - STAY:
+            del _calls[_dropped.popleft()[1]]
+
+    def held(self) -> _Held:
+        """Return what keeps the call, as long as somebody keeps that."""
+        held = _Held()
+        weakref.finalize(held, _drop, self.number).atexit = False
+        return held
 
     def __call__(self, given: Sequence[int], results: Sequence[int]) -> None:
         """Compute on buffers at these addresses."""
@@ -277,7 +305,8 @@ class _Buffer:
         """Return the array that stands at an address."""
         if self._bytes is None:
             return np.empty(self._shape, self._dtype)
-        return np.ndarray(self._shape, self._dtype, self._bytes.from_address(place))
+        memory: Any = self._bytes.from_address(place)
+        return np.ndarray(self._shape, self._dtype, memory)
 
 
 _Frame = ctypes.c_int64 * handlers.FRAME_WORDS

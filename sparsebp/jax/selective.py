@@ -14,7 +14,7 @@ from jax.interpreters import ad
 from sparsebp import kernels
 from sparsebp.core.errors import ShapeError
 from sparsebp.jax.arrays import arrays_of
-from sparsebp.jax.operations import Operation, Shapes, Tangent, derivative
+from sparsebp.jax.operations import Operation, Shapes, Tangent, derivative, no_tangent
 from sparsebp.jax.recurrence import linear_recurrence, mapped
 from sparsebp.kernels.spec import kept_states
 
@@ -164,17 +164,17 @@ _tangents = Tangent("selective_scan_jvp", _tangent, _tangent_transpose)
 def _scan_jvp(primals: Any, tangents: Any) -> Any:
     y, states, last = _scan(*primals)
     of_y, of_last = _tangents(*primals, states, *map(ad.instantiate_zeros, tangents))
-    return [y, states, last], [of_y, ad.Zero.from_primal_value(states), of_last]
+    return [y, states, last], [of_y, no_tangent(states), of_last]
 
 
 _SAMPLES = (1, 1, None, 1, 1, None, 0)
 """The axes of the samples; rates and the skip connection's weights have none."""
 
 
-def _one_batch_or_in_turn(operation: Any, samples: Sequence[int | None], results: Sequence[int]) -> Any:
+def _one_batch_or_in_turn(operation: Any, samples: Sequence[Any], results: Sequence[int]) -> Any:
     """Return the rule for mapped axes: samples of one call, or one call after the other where weights are mapped."""
 
-    def rule(operands: Sequence[Any], axes: Sequence[int | None]) -> tuple[list[Any], list[int]]:
+    def rule(operands: Sequence[Any], axes: Sequence[Any]) -> tuple[list[Any], list[int]]:
         if any(place is None and axis is not None for place, axis in zip(samples, axes, strict=True)):
             moving = [k for k, axis in enumerate(axes) if axis is not None]
 

@@ -17,7 +17,7 @@ from sparsebp import kernels
 from sparsebp.core.check import check_flag
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.jax.arrays import arrays_of
-from sparsebp.jax.operations import Operation, Shapes, sum_to
+from sparsebp.jax.operations import Operation, Shapes, no_tangent, sum_to
 from sparsebp.patterns.pattern import values_on
 from sparsebp.products import FactorPlan, ProductPlan
 from sparsebp.products.factor import Trans, solve_columns
@@ -250,7 +250,7 @@ def _solve_jvp(primals: Any, tangents: Any, *, plan: FactorPlan, transposed: boo
     right = [] if type(of_b) is Zero else [of_b]
     if type(of_values) is not Zero:
         right.append(-_form(plan.times_vector, *(("b", of_values, x) if transposed else ("c", of_values, x))))
-    dx = _solve(plan, transposed, values, factors, sum(right[1:], right[0])) if right else Zero.from_primal_value(x)
+    dx = _solve(plan, transposed, values, factors, sum(right[1:], right[0])) if right else no_tangent(x)
     return [x], [dx]
 
 

@@ -161,7 +161,7 @@ def _to_execute(frame):
 @numba.njit(**INNER_JIT)
 def _error(frame, message):
     given = np.zeros(4, np.int64)
-    given[0], given[2], given[3] = ERROR_SIZE, message.ctypes.data, INVALID_ARGUMENT
+    given[0], given[2], given[3] = ERROR_SIZE, message, INVALID_ARGUMENT
     error = _create_error(_word(_word(frame, _API), ERROR_CREATE), given.ctypes.data)
     keep_alive(given)
     return error
@@ -234,7 +234,7 @@ def _run_forward(frame, like):
     steps, batch, width = sizes
     lengths, fit = _lengths(frame, 3, steps, batch, with_lengths)
     if not fit:
-        return _error(frame, _LENGTHS)
+        return _error(frame, _LENGTHS.ctypes.data)
     form = (of_a[2] < width, pairs)
     state = _rows(h0, (1, batch, width), 1, like)
     rows = (_rows(a, of_a, 0 if form[0] else 1, like), _rows(b, sizes, 1, like), state, _rows(h, sizes, 1, like))
@@ -254,7 +254,7 @@ def _run_backward(frame, like):
     steps, batch, width = sizes
     lengths, fit = _lengths(frame, 4, steps, batch, with_lengths)
     if not fit:
-        return _error(frame, _LENGTHS)
+        return _error(frame, _LENGTHS.ctypes.data)
     form, summed = (of_a[2] < width, pairs), of_a[0] != steps
     factors, state = _rows(a, of_a, 0 if form[0] else 1, like), (1, batch, width)
     at_a = _rows(ga, (of_a[0], batch, width), 1, like)
@@ -297,7 +297,7 @@ def _python(frame):
         return 0
     atomic_add(_gate_address() + 8, 1)
     if atomic_load(_gate_address()):
-        found = _error(frame, _ENDED)
+        found = _error(frame, _ENDED.ctypes.data)
     else:
         found = _python_of_frame(frame)
     atomic_add(_gate_address() + 8, -1)
