@@ -1,7 +1,7 @@
 """Products, solves, linear recurrences and selective scans in JAX, by the kernels of this library on the host.
 
-``import sparsebp.jax as sj``. The functions work under `jax.jit`, `vmap`, and derivatives forward and in reverse, of any
-order; `vmap` gives a kernel all samples at once. On a CPU, XLA calls the kernels itself: a linear recurrence and its
+``import sparsebp.jax as sj``. The functions work under `jax.jit`, `vmap`, and derivatives of any order, forward and in
+reverse; `vmap` gives a kernel all samples at once. On a CPU, XLA calls the kernels itself: a linear recurrence and its
 gradients without the interpreter, all others with its lock, and no array is copied for it. Compiled computations keep
 the plans that they use.
 
@@ -32,9 +32,9 @@ except ImportError as error:
 if len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)) == 1:
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # JAX's callbacks wait for the only thread, for ever
 
-from sparsebp.jax.recurrence import linear_recurrence  # noqa: E402
-from sparsebp.jax.selective import selective_scan  # noqa: E402
-from sparsebp.jax.sparse import product, solve  # noqa: E402
+from sparsebp.jax.recurrence import linear_recurrence
+from sparsebp.jax.selective import selective_scan
+from sparsebp.jax.sparse import product, solve
 
 __all__ = ["linear_recurrence", "product", "selective_scan", "solve"]
 

@@ -106,7 +106,8 @@ def _fold(v: Any, axis: int | None, place: int, count: int, batch: int, shared: 
 
 
 def mapped(
-    operation: Callable[..., list[Any]], samples: Sequence[int], results: Sequence[int], shared: Sequence[int], whole: int
+    operation: Callable[..., list[Any]], samples: Sequence[int], results: Sequence[int], shared: Sequence[int],
+    whole: int,
 ) -> Callable[..., Any]:  # fmt: skip
     """Return the rule for mapped axes.
 
@@ -228,7 +229,7 @@ _tangents.batch(mapped(_tangents, (1, 1, 0, 1, 1, 0, 0), (1,), shared=(0, 3), wh
 
 @_recurrence.jvp
 def _recurrence_jvp(primals: Any, tangents: Any, *, reverse: bool) -> Any:
-    a, b, h0, *lengths = primals
+    a, _, h0, *lengths = primals
     (h,) = _recurrence(*primals, reverse=reverse)
     return [h], _tangents(a, h, h0, *map(ad.instantiate_zeros, tangents[:3]), *lengths, reverse=reverse)
 

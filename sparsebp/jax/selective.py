@@ -138,8 +138,8 @@ def _gradients_again(*operands: Any) -> list[Any]:
 
     def of_samples(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, h0: Any) -> list[Any]:
         def one(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, h0: Any) -> list[Any]:
-            return [v[:, 0] if k == 0 else v[0]
-                    for k, v in enumerate(_in_jax(x[:, None], dt[:, None], a, b[:, None], c[:, None], d, h0[None]))]  # fmt: skip
+            y, last = _in_jax(x[:, None], dt[:, None], a, b[:, None], c[:, None], d, h0[None])
+            return [y[:, 0], last[0]]
 
         found: list[Any] = jax.vmap(one, (1, 1, 0, 1, 1, 0, 0), [1, 0])(x, dt, a, b, c, d, h0)
         return found

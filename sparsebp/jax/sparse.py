@@ -262,7 +262,7 @@ def _solve_transpose(grads: Any, values: Any, factors: Any, b: Any, *, plan: Fac
     return [None, None, sum_to(b.aval.shape, _solve(plan, not transposed, values, factors, grads[0]))]
 
 
-# ---- the batch, and checks --------------------------------------------------------------------------------------------
+# ---- the batch, and checks -------------------------------------------------------------------------------------------
 
 
 def _columns(values: np.ndarray, mapped: tuple[int, ...]) -> np.ndarray:

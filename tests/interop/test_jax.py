@@ -241,8 +241,8 @@ def scanned_selectively(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, h0: Any
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     ("sizes", "axes"),
-    [((7, 2, 3, 2), None), ((33, 1, 1, 1), None), ((0, 2, 3, 1), None), ((3, 2, 5, 2), (0, None, None, 1, None, None, 0)),
-     ((3, 2, 5, 2), (None, 3, 0, None, None, 1, None))],
+    [((7, 2, 3, 2), None), ((33, 1, 1, 1), None), ((0, 2, 3, 1), None),
+     ((3, 2, 5, 2), (0, None, None, 1, None, None, 0)), ((3, 2, 5, 2), (None, 3, 0, None, None, 1, None))],
     ids=str,
 )  # fmt: skip
 def test_selective_scans(sizes, axes, dtype):

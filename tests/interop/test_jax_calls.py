@@ -1,4 +1,4 @@
-"""How XLA calls the kernels: handlers, callbacks in their place, plans by number, errors, threads, devices, processes."""
+"""How XLA calls kernels: handlers, callbacks in their place, plans by number, errors, threads, devices, processes."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def test_errors_of_callbacks():
 
 @pytest.mark.parametrize(
     ("text", "fit"),
-    [("#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 3", True), ("#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 9", True),
-     ("#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 2", False), ("#define XLA_FFI_API_MAJOR 1\n#define XLA_FFI_API_MINOR 3", False),
-     ("", False), (None, False)],
+    [(f"#define XLA_FFI_API_MAJOR {major}\n#define XLA_FFI_API_MINOR {minor}", fit)
+     for major, minor, fit in ((0, 3, True), (0, 9, True), (0, 2, False), (1, 3, False))]
+    + [("", False), (None, False)],
 )  # fmt: skip
 def test_the_header_says_which_version_there_is(tmp_path, monkeypatch, text, fit):
     if text is not None:
@@ -204,8 +204,8 @@ def run_alone(code: str, **environment: str) -> None:
     import os
 
     head = "import os, numpy as np, jax, jax.numpy as jnp, sparsebp as sb, sparsebp.jax as sj\n"
-    result = subprocess.run([sys.executable, "-c", head + code], capture_output=True, text=True, check=False, timeout=100,
-                            env={**os.environ, **environment})  # fmt: skip
+    result = subprocess.run([sys.executable, "-c", head + code], capture_output=True, text=True, check=False,
+                            timeout=100, env={**os.environ, **environment})  # fmt: skip
     assert result.returncode == 0, result.stderr
 
 

@@ -143,7 +143,7 @@ cube.defvjp(lambda x: (x**3, x), lambda x, grad: (3 * x * x * grad,))
 
 
 def test_reverse_mode_alone():
-    """Functions with a custom_vjp, and this library's own, which have both: also within compiled functions, and twice."""
+    """Functions with a custom_vjp, and our own, which have both: also within compiled functions, and twice."""
     import sparsebp.jax as sj
 
     square = sb.SparsityPattern.dense(2, 2)

@@ -127,7 +127,7 @@ def test_no_message_advises_unordered_values():
         lambda: plan(sp.eye_array(2, dtype=int), np.ones(4)),
         lambda: plan(1j * sp.eye_array(2), np.ones(4)),
     ):
-        with pytest.raises(DTypeError, match="float32 or float64|one dtype for both"):
+        with pytest.raises(DTypeError, match=r"float32 or float64|one dtype for both"):
             complain()
 
 

@@ -22,7 +22,6 @@ from llvmlite import binding, ir
 from numba import carray
 from numba.core import types
 
-from sparsebp.core.check import Array
 from sparsebp.kernels.host import recurrence
 from sparsebp.kernels.host.engine import shipped
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
@@ -296,9 +295,6 @@ def _python(frame):
     if not _to_execute(frame):
         return 0
     atomic_add(_gate_address() + 8, 1)
-    if atomic_load(_gate_address()):
-        found = _error(frame, _ENDED.ctypes.data)
-    else:
-        found = _python_of_frame(frame)
+    found = _error(frame, _ENDED.ctypes.data) if atomic_load(_gate_address()) else _python_of_frame(frame)
     atomic_add(_gate_address() + 8, -1)
     return found
