@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -243,9 +244,17 @@ def _speed(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], part: str) ->
     return found
 
 
-def _grows(rows: Sequence[Mapping[str, Any]], part: str = "backward") -> Ours:
-    speed = [row[part]["median"] for row in rows]
-    return Ours(speed == sorted(speed), text=", ".join(f"{one:.2g}×" for one in speed))
+def _grows(rows: Sequence[Mapping[str, Any]], part: str = "backward", beyond: Sequence[Mapping[str, Any]] = ()) -> Ours:
+    """Return whether a speed-up grows from row to row: for certain, not at all, or within the quartiles."""
+
+    def said(some: Sequence[Mapping[str, Any]]) -> str:
+        return ", ".join(f"{row[part]['median']:.2g}×" for row in some)
+
+    pairs = [(a[part], b[part]) for a, b in pairwise(rows)]
+    falls = any(b["high"] < a["low"] for a, b in pairs)
+    unsure = not falls and any(b["low"] <= a["high"] for a, b in pairs)
+    return Ours(not falls, text=said(rows), other=f"then {said(beyond)}" if beyond else "",
+                noise="Quartiles of neighbours overlap" if unsure else "")  # fmt: skip
 
 
 def by_size(data: Mapping[str, Any]) -> Found:
@@ -254,8 +263,11 @@ def by_size(data: Mapping[str, Any]) -> Found:
     batches = sorted((row for row in rows if row["length"] == 1000), key=lambda row: -row["batch"])
     keys = [f"T {row['length']}" if row["batch"] == 16 else f"B {row['batch']}" for row in rows]
     return Found(_speed(rows, keys, "backward") | {
-        "scales length": _grows(lengths), "still": ratio(lengths[-1]["overall"]),
-        "scales batch": _grows(batches)})  # fmt: skip
+        "scales length": _grows([row for row in lengths if row["length"] <= 3000],
+                                beyond=[row for row in lengths if row["length"] > 3000]),
+        "scales batch": _grows([row for row in batches if row["batch"] >= 32],
+                               beyond=[row for row in batches if row["batch"] < 32]),
+        "still": ratio(lengths[-1]["overall"])})  # fmt: skip
 
 
 def by_set(data: Mapping[str, Any]) -> Found:

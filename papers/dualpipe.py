@@ -148,7 +148,13 @@ def to_convergence(data: Mapping[str, Any]) -> Found:
     said = f"to {criterion:.1%}: " + ", ".join(f"{side} {count} steps" for side, count in steps.items())
     times = {side: steps[side] * seconds[side] for side in seconds}
     ratios = {other: 100 * times["SpecTrain"] / times[other] for other in ("synchronous", "stashing")}
-    return Found({other: Ours(value, unit=" %", other=said) for other, value in ratios.items()})
+    return Found(
+        {
+            "FCN/RNN": Ours(
+                other=(f"SNN alone, simulated: {ratios['synchronous']:.3g} % and {ratios['stashing']:.3g} %, {said}")
+            )
+        }
+    )
 
 
 def prediction_errors(context: Context) -> dict[str, Any]:

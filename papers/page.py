@@ -27,9 +27,10 @@ with their tolerances are in `papers/table.py`. Nothing is left out because it i
 
 A verdict belongs to the algorithm of the paper alone. What ran otherwise, such as plain back-propagation where the
 paper runs a scan, stands in a column of its own, without a verdict. A statement is **met** or **missed** if the whole
-spread of our result (quartiles, or the 95 % interval of several runs) is within the stated tolerance or outside it,
-and *within noise* if the spread reaches across. *Not run*: the paper's machine or the time was not at hand, or the run
-is too short for the statement. *Claims nothing*: there is no number or relation to compare with.
+spread of our result (quartiles, the 95 % interval of several runs, or the range over what the text leaves open) is
+within the stated tolerance or outside it, and *within noise* if the spread reaches across. A gain that a stated bound
+excludes is missed. *Not run*: the paper's machine or the time was not at hand, or the run is too short for the
+statement. *Claims nothing*: there is no number or relation to compare with.
 
 *exact*: computed or counted. *executed*: run, however long it takes. *measured*: timed next to the peer on the machine
 that is named. *simulated*: for the paper's machines, from data sheets. *elsewhere*: not run.

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from papers import RUNS, bppsa, bppsa_measured
-from papers.claims import Context
+from papers.claims import Context, holds, judge
 
 
 def context(tmp_path):
@@ -31,6 +31,16 @@ def test_rows_are_named_by_what_varies_and_plain_bp_is_no_verdict():
     assert found["backward T 10"].other.startswith("plain BP 20×") and found["own"].value == 0.8
     assert found["scales length"].value and found["scales batch"].value
     assert "above 1 at 0 of them" in found["own"].other
+
+
+@pytest.mark.parametrize(
+    ("speeds", "verdict"),
+    [((1, 2, 3), "met"), ((1, 2, 2.05), "within noise"), ((2, 1.95, 3), "within noise"), ((2, 2.05, 1), "missed")],
+)
+def test_a_trend_is_judged_by_the_quartiles_of_neighbours(speeds, verdict):
+    rows = [{"backward": {"median": one, "low": 0.95 * one, "high": 1.05 * one}} for one in speeds]
+    found = bppsa_measured._grows(rows, beyond=rows[:1])
+    assert judge(holds(), found) == verdict and found.other == f"then {speeds[0]}×"
 
 
 def test_the_gru_leaves_the_preparation_out_and_shows_it():

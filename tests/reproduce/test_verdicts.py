@@ -112,6 +112,14 @@ def test_fusion_gains_no_more_than_the_update_takes(share, measured):
     assert judge(above(1), _gain(step, "forward")) != "met" or measured <= most
 
 
+def test_what_a_text_leaves_open_is_part_of_the_spread():
+    found = RUNS["ooo-s84"].show({}).ours["Megatron high"]
+    assert found.low < found.value == found.high and judge(gain(1.292), found) == "within noise"
+    found = RUNS["ooo-fig11"].show(benchmark("scaling-papers")).ours
+    for key in ("modulo; BERT-24, 8 a node, 25 Gb, 16", "modulo; BERT-48, 8 a node, 25 Gb, 32"):
+        assert found[key].low < 1.41 < found[key].value < 1.5 < found[key].high
+
+
 def test_sums_that_are_sent_as_they_become_ready_are_no_verdict():
     for name, ours in RUNS["ooo-fig10"].show(benchmark("scaling-papers")).ours.items():
         assert "readiness" in ours.other and name in {one.key for one in FIGURES["ooo-fig10"].statements}
