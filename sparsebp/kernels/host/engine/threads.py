@@ -203,6 +203,7 @@ _LINGER = 60_000
 long. Beyond, it sleeps."""
 _SAME_CORE = 5_000_000  # nanoseconds for which a team stays apart where a helper was woken on the caller's own core
 _SPIN = 20_000  # nanoseconds for which the caller looks, beyond a part's duration, before it leaves its core
+_UNDER_WAY = 5_000_000  # nanoseconds for which a thread looks at a word that another one is about to write
 _NAP = np.uint32(20)  # microseconds
 _LOOKS = 64  # at a word of another thread, between two at the clock
 
@@ -612,11 +613,15 @@ def next_part(words, me, parts, turn):
 
 @numba.njit(**INNER_JIT)
 def wait_for(word):
-    """Wait until a word, which another thread of the job writes, is no longer 0."""
+    """Wait until a word, which another thread of the job writes, is no longer 0.
+
+    What it waits for is under way, and may take milliseconds: only beyond does the caller leave its core, which counts
+    as time that the team has lost.
+    """
     looks, ready = 0, wall_clock()
     while atomic_load(word) == 0:
         looks += 1
-        if looks % _LOOKS == 0 and wall_clock() - ready > _SPIN:
+        if looks % _LOOKS == 0 and wall_clock() - ready > _UNDER_WAY:
             usleep(_NAP)  # the other thread may wait for this very core
 
 
