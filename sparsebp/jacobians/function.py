@@ -45,7 +45,7 @@ KEPT_SEEDS = 1 << 24
 
 def sparse_jacobian(
     f: Callable[..., Any], *args: Any, argnum: int = 0, pattern: SparsityPattern | None = None,
-    compiled: bool | None = None,
+    compiled: bool = False,
 ) -> SparseJacobian:  # fmt: skip
     """Prepare the sparse Jacobian of a function of one vector: find its pattern, and colour it.
 
@@ -66,9 +66,9 @@ def sparse_jacobian(
         The pattern, (m, n), if you know it: f is not traced with index sets then, and may branch on values. Entries
         that are missing give wrong values; ``check=True`` finds them.
     compiled
-        Of a function of NumPy: True records it now and compiles its derivatives, which takes seconds and is kept on
-        disk, or raises an error that says why that is impossible. False never does. None does it where it pays: now
-        for 4096 entries or more, else after many calls; see `SparseJacobian.describe`.
+        Of a function of NumPy: record it now and compile its derivatives, which takes seconds and is kept on disk, or
+        raise an error that says why that is impossible. As with `jax.jit`, f has to be a function of its arguments
+        alone: what it finds outside of them is a part of the record. Many changes there are noticed, not all.
 
     Returns
     -------
@@ -113,7 +113,7 @@ def sparse_jacobian(
 
 def sparse_hessian(
     g: Callable[..., Any], *args: Any, argnum: int = 0, pattern: SparsityPattern | None = None,
-    compiled: bool | None = None,
+    compiled: bool = False,
 ) -> SparseHessian:  # fmt: skip
     """Prepare the sparse Hessian of a scalar function of one vector: find its pattern, and colour it.
 
@@ -177,7 +177,7 @@ class SparseJacobian:
     mode: Literal["forward", "reverse", "mixed"]
 
     def __init__(self, f: Any, args: tuple[Any, ...], argnum: int, pattern: SparsityPattern | None,
-                 compiled: bool | None = None) -> None:  # fmt: skip
+                 compiled: bool = False) -> None:  # fmt: skip
         if not callable(f):
             raise OptionError("f is not a function", expected="a function of arrays", got=shown(f))
         for number, arg in enumerate(args):
@@ -206,17 +206,16 @@ class SparseJacobian:
         self.mode = self._sweeps[0].mode if len(self._sweeps) == 1 else "mixed"
         self._tape, self._interpreted = self._taped(args, given, compiled)
 
-    def _taped(self, args: tuple[Any, ...], given: bool, compiled: bool | None) -> tuple[Any, str]:
+    def _taped(self, args: tuple[Any, ...], given: bool, compiled: bool) -> tuple[Any, str]:
         """Return derivatives by a compiled tape, or None and why there are none."""
-        if compiled is not None:
-            check_flag("compiled", compiled)
-        tape = self._function.tape(self.pattern, compiled)
-        why = ("it is not one of NumPy" if tape is None else "its pattern was given, so it may branch on values"
-               if given else "it has no entries" if not self.pattern.nnz else "")  # fmt: skip
-        if why and compiled:
+        if not check_flag("compiled", compiled):
+            return None, "compiled=False"
+        if not self.pattern.nnz:
+            return None, "it has no entries"
+        tape = self._function.tape(self.pattern)
+        if tape is None or given:
+            why = "its pattern was given, so it may branch on values" if tape is not None else "it is not one of NumPy"
             raise OptionError("The function cannot be compiled", expected="a function of NumPy, traced", got=why)
-        if why:
-            return None, why
         tape.plan(args)
         return tape, ""
 
@@ -599,7 +598,7 @@ class Differentiable(Protocol):
     def compare(self, args: tuple[Any, ...]) -> None:
         """Raise if the function, when it is traced, is another one."""
 
-    def tape(self, pattern: SparsityPattern, compiled: bool | None) -> Any:
+    def tape(self, pattern: SparsityPattern) -> Any:
         """Return derivatives by a compiled tape, not planned yet, or None."""
 
     def value(self, args: tuple[Any, ...]) -> np.ndarray:

@@ -95,7 +95,7 @@ class JaxFunction(NumpyFunction):
                                got=f"{type(error).__name__}: {error}") from error  # fmt: skip
         return pattern_of(csr_array((np.ones(found.nnz, bool), (found.rows, found.cols)), found.shape), self.scalar)
 
-    def tape(self, pattern: SparsityPattern, compiled: bool | None) -> None:
+    def tape(self, pattern: SparsityPattern) -> None:
         """There is none."""
 
     def varies(self, place: int, arg: Any) -> bool:

@@ -779,9 +779,9 @@ class NumpyFunction:
             raise level.refusals[0]
         return level.pattern(y.carried if isinstance(y, Traced) else level.nothing(y.shape, y.dtype), self.scalar)
 
-    def tape(self, pattern: SparsityPattern, compiled: bool | None) -> TapeDerivatives | None:
+    def tape(self, pattern: SparsityPattern) -> TapeDerivatives | None:
         """Return derivatives by a compiled tape, not planned yet."""
-        return TapeDerivatives(self.f, self.recorded, self.argnum, self.varies, pattern, self.scalar, compiled)
+        return TapeDerivatives(self.f, self.recorded, self.argnum, self.varies, pattern, self.scalar)
 
     def recorded(self, *args: Any) -> Any:
         """Return what f returns: a vector, or of a scalar function a scalar."""

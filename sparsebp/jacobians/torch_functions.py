@@ -127,7 +127,7 @@ class TorchFunction:
             raise TracingError("PyTorch cannot trace or differentiate the function",
                                got=re.split(r"\.\s|\n", str(error))[0], remedy=remedy) from error  # fmt: skip
 
-    def tape(self, pattern: SparsityPattern, compiled: bool | None) -> None:
+    def tape(self, pattern: SparsityPattern) -> None:
         """There is none."""
 
     def varies(self, place: int, arg: Any) -> bool:

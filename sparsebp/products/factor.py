@@ -307,7 +307,9 @@ class FactorPlan:
             largest = np.zeros((pattern.shape[0], wide.shape[1]), backend.real_dtype(wide.dtype))
             np.maximum.at(largest, pattern.row_of_entry, abs(wide))
         size = largest[pattern.row_of_entry] ** 0.5 * largest[pattern.indices] ** 0.5
-        apart = abs(wide - wide[pattern.transpose_permutation].conj()) > np.finfo(wide.dtype).eps ** 0.5 * size
+        across = wide[pattern.transpose_permutation].conj()
+        apart = abs(wide - across) > np.finfo(wide.dtype).eps ** 0.5 * size
+        apart |= np.isnan(wide) != np.isnan(across)
         for entry in np.flatnonzero(apart.any(axis=1))[:1]:
             values = wide[[entry, pattern.transpose_permutation[entry]], np.argmax(apart[entry])]
             got = (

@@ -249,7 +249,8 @@ def spsolve(A: Any, b: Any, permc_spec: str | None = None, use_umfpack: bool = T
     -----
     scipy.sparse.linalg.MatrixRankWarning
         A is exactly singular, and x is NaN. The message names a row; with
-        ``warnings.simplefilter("error", MatrixRankWarning)`` it is an error.
+        ``warnings.simplefilter("error", MatrixRankWarning)`` it is an error. With several columns of a sparse b it is
+        one as it is, `SingularMatrixError`, as SciPy's.
 
     See Also
     --------
@@ -269,6 +270,8 @@ def spsolve(A: Any, b: Any, permc_spec: str | None = None, use_umfpack: bool = T
     try:
         x = _solve(_factorise(A).solve, right, A.dtype)
     except SingularMatrixError as error:
+        if sparse and columns > 1:  # as SciPy, which factorises then
+            raise
         warnings.warn(f"Matrix is exactly singular: {error}", MatrixRankWarning, stacklevel=2)
         x = np.full(right.shape, np.nan, np.promote_types(A.dtype, right.dtype))
     if not sparse or columns == 1:

@@ -12,8 +12,15 @@ from typing import Any
 from sparsebp.core.locks import forkable_lock
 from sparsebp.solvers import direct
 
-_active: ContextVar[bool] = ContextVar("sparsebp_used_by_scipy", default=False)
-"""Whether the calls of this thread, or task, come here."""
+
+class _Block:
+    """A block of `used_by_scipy`; it may end in another thread or task than it began in."""
+
+    open = True
+
+
+_blocks: ContextVar[tuple[_Block, ...]] = ContextVar("sparsebp_used_by_scipy", default=())
+"""The blocks that this thread, or task, has opened, and none while a call of theirs runs."""
 _NAMES = ("spsolve", "splu", "factorized")
 
 
@@ -88,12 +95,13 @@ def used_by_scipy() -> Iterator[None]:
     >>> found.success
     True
     """
+    block = _Block()
     _substitutes.enter()
-    token = _active.set(True)
+    _blocks.set((*(one for one in _blocks.get() if one.open), block))
     try:
         yield
     finally:
-        _active.reset(token)
+        block.open = False
         _substitutes.leave()
 
 
@@ -102,13 +110,13 @@ def _choose(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..
 
     @functools.wraps(theirs)
     def call(*args: Any, **options: Any) -> Any:
-        if not _active.get():
+        if not any(block.open for block in _blocks.get()):
             return theirs(*args, **options)
-        token = _active.set(False)  # what ours passes on is SciPy's
+        token = _blocks.set(())  # what ours passes on is SciPy's
         try:
             return ours(*args, **options)
         finally:
-            _active.reset(token)
+            _blocks.reset(token)
 
     call.of_scipy = theirs  # type: ignore[attr-defined]
     return call

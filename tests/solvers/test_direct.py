@@ -278,3 +278,46 @@ def test_threads_share_plans():
         list(pool.map(solve, range(8)))
     info = solvers.cache_info()
     assert info.hits + info.misses == 160 and info.currsize == 3
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
+def test_pivots_that_are_too_large_for_a_reciprocal(dtype):
+    """Their reciprocals are flushed to zero: SciPy solves."""
+    size = np.finfo(dtype).max / 20
+    matrix = sp.csc_array(np.array([[8, 2], [2, 9]], dtype) * size)
+    x = solvers.spsolve(matrix, np.array([10, 11], dtype) * size)
+    np.testing.assert_allclose(x, [1, 1], rtol=1e-5)
+    assert solvers.cache_info().passed_on == 1
+
+
+def test_sparse_columns_of_a_singular_matrix_are_refused_as_by_scipy():
+    singular = sp.csc_array([[1.0, 1.0], [1.0, 1.0]])
+    for call in (lambda: solvers.spsolve(singular, sp.eye_array(2, format="csc")), lambda: theirs.inv(singular)):
+        with solvers.used_by_scipy(), pytest.raises(RuntimeError, match="singular"):
+            call()
+
+
+def test_blocks_that_end_elsewhere_and_out_of_turn():
+    """In another thread, as a generator's may, and interleaved."""
+    original = theirs.splu
+
+    def holds() -> Any:
+        with solvers.used_by_scipy():
+            yield
+
+    first = holds()
+    next(first)
+    with concurrent.futures.ThreadPoolExecutor() as other:
+        other.submit(first.close).result()
+    assert theirs.splu is original
+    one, two = holds(), holds()
+    next(one), next(two)
+    one.close()
+    assert isinstance(theirs.splu(sp.eye_array(2, format="csc")), solvers.SparseLU)
+    two.close()
+    with concurrent.futures.ThreadPoolExecutor() as other:
+        block = holds()
+        other.submit(next, block).result()
+        assert isinstance(theirs.splu(sp.eye_array(2, format="csc")), theirs.SuperLU)
+        other.submit(block.close).result()
+    assert theirs.splu is original

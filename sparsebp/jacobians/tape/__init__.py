@@ -19,10 +19,6 @@ from sparsebp.patterns.pattern import SparsityPattern
 
 __all__ = ["TapeDerivatives", "UnrecordedError", "plan_tape"]
 
-AT_ONCE = 4096
-"""Entries from which a function is compiled when it is planned."""
-LATER = 1 << 18
-"""Entries in all calls, and 256 more for each, after which one with fewer is."""
 MOST_CHANGES = 3
 """How often the environment of a function may change, and the record is made anew."""
 
@@ -72,11 +68,12 @@ class _Record:
 
 
 class TapeDerivatives:
-    """Derivatives of a function by tapes, where they are sure to hold; elsewhere None, and the function is interpreted.
+    """Derivatives of a function by tapes; None where there is none, and the function is interpreted.
 
-    A tape is used while everything that the function finds outside of its arguments is as it was, for arguments of the
-    same shapes and dtypes, and where all derivatives are finite: the rules for 0 times infinity are the
-    interpreter's. Its first values are compared with the interpreter's.
+    A tape is used for arguments of the same shapes and dtypes, where all derivatives are finite (the rules for 0 times
+    infinity are the interpreter's), and while what the function finds outside of its arguments is as it was, so far as
+    that can be seen: the caller has said that it depends on nothing else. Its values are compared with the
+    interpreter's until most derivatives have been other than 0.
 
     Attributes
     ----------
@@ -85,25 +82,22 @@ class TapeDerivatives:
     """
 
     def __init__(self, f: Callable[..., Any], of: Callable[..., Any], argnum: int, varies: Callable[[int, Any], bool],
-                 pattern: SparsityPattern, scalar: bool, compiled: bool | None) -> None:  # fmt: skip
-        self._given = f, of, argnum, varies, pattern, scalar, compiled
+                 pattern: SparsityPattern, scalar: bool) -> None:  # fmt: skip
+        self._given = f, of, argnum, varies, pattern, scalar
         self._records: dict[np.dtype, _Record | None] = {}  # by the dtype of x; None: it cannot be recorded
         self._waiting: Environment | None = None
-        self._changes, self._spent = 0, 0
-        calls = -(-LATER // (256 + pattern.nnz))
-        self.reason = "compiled=False" if compiled is False else f"it is compiled after {calls} calls"
+        self._changes = 0
+        self.reason = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy what it was made of: tapes stay behind."""
         return type(self), self._given
 
     def plan(self, args: tuple[Any, ...]) -> None:
-        """Record and compile now, unless the rule says later."""
-        *_, pattern, _, compiled = self._given
-        if compiled or (compiled is None and pattern.nnz >= AT_ONCE):
-            error = self._record(args)
-            if compiled and error is not None:
-                raise error
+        """Record and compile."""
+        error = self._record(args)
+        if error is not None:
+            raise error
 
     def describe(self) -> str:
         """Say which way is used, and why."""
@@ -114,13 +108,8 @@ class TapeDerivatives:
 
     def values(self, args: tuple[Any, ...]) -> tuple[np.ndarray | None, bool]:
         """Return the values on the pattern, if the tape gives them, and whether they need not be compared."""
-        *_, pattern, _, compiled = self._given
         dtype = args[self._given[2]].dtype
         if dtype not in self._records:
-            self._spent += 256 + pattern.nnz
-            if compiled is False or (compiled is None and not self._records and self._spent < LATER
-                                     and pattern.nnz < AT_ONCE):  # fmt: skip
-                return None, False
             self._record(args)
         record = self._records[dtype]
         if record is not None and not record.environment.holds():
@@ -132,13 +121,13 @@ class TapeDerivatives:
             return (values, record.trusted) if finite(values) else (None, False)
 
     def compare(self, args: tuple[Any, ...], values: np.ndarray, expected: np.ndarray) -> None:
-        """Trust the tape if its values are the interpreter's, or use it no more."""
+        """Trust the tape if its values are the interpreter's and most are not 0, or use it no more."""
         dtype = args[self._given[2]].dtype
         room = np.sqrt(np.finfo(values.dtype).eps)
         scale = np.abs(expected).max(initial=0)
         if np.allclose(values, expected, rtol=room, atol=room * scale):
             record = self._records[dtype]
-            if record is not None:
+            if record is not None and 2 * np.count_nonzero(expected) >= expected.size:
                 record.trusted = True
         else:
             self._refuse(dtype, "its values differ from the interpreter's")
@@ -169,7 +158,7 @@ class TapeDerivatives:
 
     def _record(self, args: tuple[Any, ...]) -> Exception | None:
         """Record and compile; return an error instead, if there is one."""
-        _, of, argnum, varies, pattern, scalar, _ = self._given
+        _, of, argnum, varies, pattern, scalar = self._given
         start, dtype = time.perf_counter(), args[argnum].dtype
         try:
             environment = self._environment(args)

@@ -81,7 +81,7 @@ class Program:
         """Return whether the arguments have the shapes and dtypes of the record."""
         return all(
             np.shape(args[place]) == shape
-            and (isinstance(args[place], float) or getattr(args[place], "dtype", None) == self.dtype)
+            and (type(args[place]) is float or getattr(args[place], "dtype", None) == self.dtype)
             for place, _, shape in self.inputs
         )
 

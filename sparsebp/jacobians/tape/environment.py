@@ -59,7 +59,7 @@ class Environment:
             return (
                 all(mapping.get(name, MISSING) is value for mapping, name, value in self._bindings)
                 and all(cell.cell_contents is value for cell, value in self._cells)
-                and all(_content(container) == kept for container, kept in self._contents)
+                and all(_holds_the_same(container, kept) for container, kept in self._contents)
                 and all(a.shape == shape and _same(a, kept) for a, shape, kept in self._arrays)
             )
         except Exception:  # a cell without contents, a changed kind of array
@@ -139,6 +139,10 @@ class Environment:
         """Visit attributes that code may ask for; return whether there were new ones."""
         new = (self._names & attributes.keys()) - done
         done |= new
+        if not isinstance(owner, types.ModuleType):  # a name that comes may hide one of a class
+            absent = self._names - attributes.keys() - done
+            done |= absent
+            self._bindings += [(attributes, name, MISSING) for name in absent]
         pure = isinstance(owner, types.ModuleType) and owner.__name__.split(".")[0] in PURE
         for name in new:
             value = attributes[name]
@@ -193,11 +197,14 @@ def unknown(value: Any) -> UnrecordedError:
     return UnrecordedError(f"The function reaches {name}, which may change unseen, and cannot be compiled")
 
 
-def _content(container: Any) -> Any:
-    """Return what a container holds, by identity."""
-    if isinstance(container, dict):
-        return [(id(key), id(value)) for key, value in container.items()]
-    return [*map(id, container)] if isinstance(container, list) else {*map(id, container)}
+def _content(container: Any) -> list[Any]:
+    """Return what a container holds, in its order."""
+    return [part for item in container.items() for part in item] if isinstance(container, dict) else [*container]
+
+
+def _holds_the_same(container: Any, kept: list[Any]) -> bool:
+    """Return whether a container holds the same objects; those that are kept live, so that no other has their place."""
+    return [*map(id, _content(container))] == [*map(id, kept)]
 
 
 def _copy(a: np.ndarray) -> Any:

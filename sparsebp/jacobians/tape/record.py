@@ -140,7 +140,7 @@ class Recorder(Level):
 
     def _stored(self, values: np.ndarray) -> np.ndarray:
         """Return the places of constants: equal ones once."""
-        values = np.ascontiguousarray(values, self.dtype).ravel()
+        values = np.array(values, self.dtype).ravel()  # f may write to its own
         if np.isnan(values).any():
             raise self.refuse("A value that is read from x (a maximum, a solve), or NaN among constants,")
         few, which = np.unique(values, return_inverse=True) if len(values) <= 64 else (values, np.arange(len(values)))

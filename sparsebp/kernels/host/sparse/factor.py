@@ -621,6 +621,7 @@ def _finish(at, n, p, data, peak, watched, seen, zero, one):
         by_row, by_column = simd.maximum(largest / norm, by_row), simd.maximum(relative, by_column)
         loss = simd.maximum(number.entry(watched, seen + PIVOT + i, none) * number.absolute(inverse), loss)
         sick = number.fma(norm, none, number.fma(number.absolute(inverse), none, sick))
+        sick = sick + none / number.absolute(inverse)  # of a pivot too large for a reciprocal
     return by_row, by_column, loss, sick
 
 
@@ -683,6 +684,7 @@ def _finish_signed(at, p, data, watched, seen, shift, zero, one):
         growth = simd.maximum(terms / norm, growth)
         loss = simd.maximum(terms * number.absolute(inverse), loss)
         sick = number.fma(norm, none, number.fma(pivot, none, number.fma(inverse, none, sick)))
+        sick = sick + none / number.absolute(inverse)  # of a pivot too large for a reciprocal
     return growth, loss, sick
 
 
