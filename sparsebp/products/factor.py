@@ -136,8 +136,6 @@ def plan_factor(
         _check_on_host("values", values)
         backend.number_dtype(values.dtype)
         backend.check_array("values", values, shape=(pattern.nnz,))
-        if wrong := not_finite(pattern, values):
-            raise PivotError("values are not finite", expected="finite numbers", got=wrong)
     if values is not None and kind != "lu":
         raise OptionError(f"{NAMES[kind]} factors need no values for their plan", expected="None, or kind='lu'",
                           got="values")  # fmt: skip
@@ -154,8 +152,6 @@ def plan_factor(
 
 def plan_and_factor(pattern: SparsityPattern, values: Array) -> tuple[FactorPlan, Factors]:
     """Plan for values as `plan_factor` does, and return their factors as well."""
-    if wrong := not_finite(pattern, values):
-        raise PivotError("values are not finite", expected="finite numbers", got=wrong)
     with within_memory(f"The factors of a matrix of shape {pattern.shape} do not fit in memory", "Solve iteratively"):
         plan, factors = _plan_for(pattern, values, None)
         return plan, plan(values) if factors is None else factors
@@ -163,6 +159,8 @@ def plan_and_factor(pattern: SparsityPattern, values: Array) -> tuple[FactorPlan
 
 def _plan_for(pattern: SparsityPattern, values: Array, order: Any) -> tuple[FactorPlan, Factors | None]:
     """Plan pivots that suit values; return the factors as well if they were computed for the choice."""
+    if wrong := not_finite(pattern, values):
+        raise PivotError("values are not finite", expected="finite numbers", got=wrong)
     if nearly_symmetric(pattern):
         diagonal = values[pattern.row_of_entry == pattern.indices]
         if len(diagonal) == pattern.shape[0] and diagonal.all():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparsebp.solvers.direct import SparseLU, cache_clear, cache_info, factorized, splu, spsolve
 from sparsebp.solvers.levenberg_marquardt import least_squares
 from sparsebp.solvers.multigrid import Multigrid, from_pyamg
-from sparsebp.solvers.substitution import used_by_scipy
+from sparsebp.solvers.scipy_hooks import used_by_scipy
 
 __all__ = [
     "Multigrid", "SparseLU", "cache_clear", "cache_info", "factorized", "from_pyamg", "least_squares", "splu",

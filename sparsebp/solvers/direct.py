@@ -19,7 +19,7 @@ from sparsebp.core.check import Array, check_choice
 from sparsebp.core.errors import DeviceError, DTypeError, PivotError, ShapeError
 from sparsebp.core.locks import forkable_lock
 from sparsebp.patterns.pattern import SparsityPattern
-from sparsebp.products.factor import MODEST, FactorPlan, Factors, plan_and_factor
+from sparsebp.products.factor import MODEST, FactorPlan, Factors, Trans, plan_and_factor
 from sparsebp.products.ordering import missing_pivot, scipys
 
 PLANS = 16
@@ -188,7 +188,7 @@ class SparseLU:
             lower.setdiag(1)
         return lower.tocsc(), upper.tocsc()
 
-    def solve(self, rhs: Any, trans: str = "N") -> Array:
+    def solve(self, rhs: Any, trans: Trans = "N") -> Array:
         """Solve A x = rhs; with ``trans="T"`` Aᵀ x = rhs, with ``"H"`` Aᴴ x = rhs.
 
         Parameters
@@ -214,10 +214,12 @@ class SparseLU:
         b, dtype = _right_hand_side(rhs, self.shape[0]), self._factors.dtype
         return _solve(lambda same: self._solve(same, trans), b, dtype)
 
-    def _solve(self, b: Array, trans: str) -> Array:
-        if trans == "H" and b.dtype.kind == "c":
-            return np.conj(self._solve(np.conj(b), "T"))
-        return self._factors.solve(b, transposed=(trans != "N") != self._transposed)
+    def _solve(self, b: Array, trans: Trans) -> Array:
+        if not self._transposed:
+            return self._factors.solve(b, trans)
+        if trans == "H":
+            return np.conj(self._factors.solve(np.conj(b)))
+        return self._factors.solve(b, "T" if trans == "N" else "N")
 
     def __repr__(self) -> str:
         return f"SparseLU(shape={self.shape}, nnz={self.nnz}, {self._factors.dtype})"
