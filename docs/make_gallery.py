@@ -6,6 +6,7 @@ import runpy
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import matplotlib as mpl
 
@@ -23,7 +24,7 @@ def run(path: Path) -> tuple[dict[str, Any], Any]:
 
     pyplot.close("all")
     try:
-        with mpl.rc_context(STYLE):
+        with mpl.rc_context(STYLE), mock.patch.object(pyplot, "show"):
             names = runpy.run_path(str(path))
             (number,) = pyplot.get_fignums()
             figure = pyplot.figure(number)

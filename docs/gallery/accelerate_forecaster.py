@@ -38,3 +38,5 @@ plt.plot(forecast, label=f"GRU, rms error {(forecast - truth).square().mean().sq
 plt.plot(last_value, ":", label=f"the last value, rms error {(last_value - truth).square().mean().sqrt():.2f}")
 plt.xlabel("step")
 plt.legend()
+
+plt.show()

@@ -26,3 +26,5 @@ for ax, jacobian, name in zip(axes, [*parts, whole], ["convolution", "ReLU", "po
     ax.spy(matrix, markersize=0.8, precision="present")
     ax.set_title(f"{name}\n{matrix.shape[0]} × {matrix.shape[1]}, {jacobian.pattern.nnz} entries", fontsize=8)
     ax.set(xticks=[], yticks=[])
+
+plt.show()

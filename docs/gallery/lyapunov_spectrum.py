@@ -33,3 +33,5 @@ for gain, spectrum in spectra.items():
 plt.xlabel("number of the exponent")
 plt.ylabel("growth per step")
 plt.legend()
+
+plt.show()

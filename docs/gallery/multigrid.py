@@ -42,3 +42,5 @@ for spread in (0.0, 0.4, 0.8):  # of the logarithms of the coefficients
 plt.xlabel("two-grid cycle")
 plt.ylabel("relative residual")
 plt.legend()
+
+plt.show()

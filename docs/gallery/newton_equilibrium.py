@@ -39,3 +39,5 @@ for name, step in (("Newton", newton_step), ("z ← net(z + x)", lambda z, resid
 plt.xlabel("step")
 plt.ylabel("norm of the residual")
 plt.legend()
+
+plt.show()

@@ -37,3 +37,5 @@ for ax, simulation in zip(axes, simulations, strict=True):
     gantt(simulation, ax, memory=False)
     ax.set_xlim(0, simulations[0].makespan)
     ax.set_xlabel("")
+
+plt.show()

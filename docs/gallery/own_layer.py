@@ -43,3 +43,5 @@ figure, axes = plt.subplots(1, 3, figsize=(9, 3.4))
 for ax, (steps, jacobian) in zip(axes, jacobians.items(), strict=True):
     ax.spy(jacobian.to_scipy(0), markersize=2, precision="present")
     ax.set_title(f"{steps} step{'s' * (steps > 1)}: {jacobian.pattern.nnz} entries", fontsize=9)
+
+plt.show()

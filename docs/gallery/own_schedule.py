@@ -27,3 +27,5 @@ for ax, simulation in zip(axes, simulations, strict=True):
     gantt(simulation, ax, memory=False)
 axes[0].set_xlim(0, max(simulation.makespan for simulation in simulations))
 axes[0].set_xlabel("")
+
+plt.show()

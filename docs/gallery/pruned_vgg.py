@@ -37,3 +37,5 @@ plt.plot(by_scan, ".-", label="hybrid scan")
 plt.xlabel("step")
 plt.ylabel("cross-entropy")
 plt.legend()
+
+plt.show()

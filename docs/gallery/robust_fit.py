@@ -41,3 +41,5 @@ plt.plot(t[shown], found.x[shown], color="#1e40af", linewidth=1, label="fit")
 plt.xlabel("time (100 000 samples)")
 plt.ylim(-3, 3)
 plt.legend(loc="upper left")
+
+plt.show()

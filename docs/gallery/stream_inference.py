@@ -38,3 +38,5 @@ axes[0].legend(loc="lower left", ncols=2)
 axes[1].plot(t[1:], errors)
 axes[1].set_xlabel("step")
 axes[1].set_ylabel("error")
+
+plt.show()

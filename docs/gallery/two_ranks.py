@@ -36,3 +36,5 @@ plt.plot(first_rank, ".-", label="two ranks, 1F1B")
 plt.xlabel("step")
 plt.ylabel("cross-entropy")
 plt.legend()
+
+plt.show()

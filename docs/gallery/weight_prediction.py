@@ -38,3 +38,5 @@ plt.plot(error, label="predicted weights")
 plt.xlabel("update")
 plt.ylabel(f"distance to the weights\n{AHEAD} updates later")
 plt.legend()
+
+plt.show()

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import inspect
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -396,7 +397,7 @@ def prune(
     amount: Annotated[float, typer.Option(help="Share of the weights that is pruned afterwards.")],
     method: Annotated[
         PruneMethod, choice_option("How to share that out over the layers", get_args(PruneMethod))
-    ] = "class_blind",
+    ] = "class_uniform",
     out: Annotated[
         Path | None, out_option("The file to write.", show_default="pruned.safetensors, same folder")
     ] = None,
@@ -411,7 +412,7 @@ def prune(
     \b
     Examples:
       sparsebp prune runs/digits-vgg11 --amount 0.97
-      sparsebp prune checkpoint.safetensors --amount 0.5 --method class_uniform
+      sparsebp prune checkpoint.safetensors --amount 0.5 --method class_blind
     """
     folder = checkpoint if os.path.isdir(checkpoint) else checkpoint.parent
     target = folder / "pruned.safetensors" if out is None else out
@@ -654,4 +655,4 @@ def _tune_print(trials: list[Any], path: Path) -> None:
     for reason, combined in reasons.items():
         print_line("refused", ", ".join(combined), 9)
         print_line("", reason, 9)
-    print_line("written", f"{path}: sparsebp train --config {path}", 9)
+    print_line("written", f"{path}: sparsebp train --config {shlex.quote(str(path))}", 9)

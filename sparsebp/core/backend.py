@@ -35,7 +35,9 @@ def namespace(*arrays: Array, **named: Array) -> ModuleType:
     Raises
     ------
     DeviceError
-        NumPy and CuPy arrays are mixed, or an argument is neither, masked, or a ``numpy.matrix``.
+        NumPy and CuPy arrays are mixed.
+    DTypeError
+        An argument is neither, masked, or a ``numpy.matrix``.
     """
     kinds = {*map(type, arrays), *map(type, named.values())}
     if kinds == _PLAIN:  # nearly always, and several times as fast
@@ -66,11 +68,11 @@ def _namespace_of(array: Array, name: str = "An argument") -> ModuleType:
     if cupy is not None and isinstance(array, cupy.ndarray):
         return cupy
     if is_sparse(array):
-        raise DeviceError(f"{name} is a sparse matrix", expected="a NumPy or CuPy array",
+        raise DTypeError(f"{name} is a sparse matrix", expected="a NumPy or CuPy array",
                           got=f"{type(array).__module__}.{type(array).__qualname__}",
                           remedy="Pass its .toarray() where a dense array is meant")  # fmt: skip
     got = f"{type(array).__module__}.{type(array).__qualname__}"
-    raise DeviceError(f"{name} is not an array", expected="a NumPy or CuPy array", got=got, remedy=array_remedy(array))
+    raise DTypeError(f"{name} is not an array", expected="a NumPy or CuPy array", got=got, remedy=array_remedy(array))
 
 
 def array_remedy(value: Any) -> str:
@@ -87,8 +89,10 @@ def asarray(name: str, value: Any) -> Array:
 
     Raises
     ------
+    DTypeError
+        An array is masked.
     DeviceError
-        An array is masked, or a tensor requires grad, or has values that NumPy cannot read.
+        A tensor requires grad, or has values that NumPy cannot read.
     TypeError, ValueError
         NumPy's own: a ragged list, say.
     """
@@ -136,7 +140,7 @@ def check_plain(array: Any, name: str) -> None:
         remedy = "Convert it with numpy.asarray(...)"
     else:
         return
-    raise DeviceError(f"{name} is not a plain array", expected="a NumPy or CuPy array",
+    raise DTypeError(f"{name} is not a plain array", expected="a NumPy or CuPy array",
                       got=f"{type(array).__module__}.{type(array).__qualname__}", remedy=remedy)  # fmt: skip
 
 

@@ -49,7 +49,7 @@ class ShapeError(SparseBPError, ValueError):
 
 
 class DTypeError(SparseBPError, TypeError):
-    """An array has a dtype that the operation does not take; nothing is converted silently."""
+    """An argument is not an array, or its dtype is not one that the operation takes; nothing is converted silently."""
 
 
 class LayoutError(SparseBPError, ValueError):

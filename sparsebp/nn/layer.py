@@ -19,6 +19,7 @@ from sparsebp.core import backend, parts
 from sparsebp.core import masks as masking
 from sparsebp.core.check import Array, ProductFactors, check_flag, shown
 from sparsebp.core.errors import FileFormatError, OptionError, ShapeError
+from sparsebp.core.reprs import call_text, nested
 from sparsebp.core.shortcuts import LayerType, forward_of, only_described, say_own, says
 from sparsebp.nn.gradients import Back, Gradients, undisturbed
 from sparsebp.nn.modes import inference_mode
@@ -248,6 +249,17 @@ class Layer(metaclass=LayerType):
         else:
             super().__delattr__(name)
             say_own(self, name)
+
+    def __repr__(self) -> str:
+        """Show the constructor's call, and the layers inside, each under its name."""
+        own = self.__dict__
+        if "children" not in own:  # super().__init__() has not run yet
+            return f"{type(self).__name__}()"
+        below = [*own["children"], *(own["children"].views or ())]
+        if not self.params:
+            below.append("bias")
+        text = call_text(self, below, {"bias": any("bias" in name for name in self.params)})
+        return nested(text, own["children"].items())
 
     def _set_part(self, name: str, layer: Any) -> None:
         """Let an attribute show a layer."""

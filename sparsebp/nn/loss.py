@@ -23,6 +23,7 @@ from sparsebp.core.check import (
     check_positive,
 )
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.reprs import call_text
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.patterns.pattern import DeviceCopies, frozen
 
@@ -57,6 +58,10 @@ class Loss(abc.ABC):
                 raise OptionError(f"{name} is no longer used", expected="None", got=value,
                                   remedy="Pass reduction='mean', 'sum' or 'none'")  # fmt: skip
         self.reduction: Reduction = check_choice("reduction", reduction, self.reductions)
+
+    def __repr__(self) -> str:
+        """Show the constructor's call."""
+        return call_text(self)
 
     def forward(self, prediction: Array, target: Array) -> tuple[Any, Array]:
         """Return the loss, a float (an array for ``reduction="none"``), and the saved value for `input_grad`.

@@ -53,7 +53,7 @@ class PruneReport:
         )
 
 
-def prune(model: Layer, amount: float, method: PruneMethod = "class_blind", *, optimizer: Any = None) -> PruneReport:
+def prune(model: Layer, amount: float, method: PruneMethod = "class_uniform", *, optimizer: Any = None) -> PruneReport:
     """Prune the weights of the convolutions and `Linear` layers of `model` by magnitude, in place.
 
     Every such layer gets the buffer ``weight_mask``, which travels with `state_dict`; of layers that share a weight the
@@ -67,7 +67,7 @@ def prune(model: Layer, amount: float, method: PruneMethod = "class_blind", *, o
     amount
         Share of the weights that is pruned afterwards, from 0 to below 1; it is rounded to whole weights.
     method
-        ``"class_blind"``: the smallest of all weights together. ``"class_uniform"``: the same share of every layer.
+        ``"class_uniform"``: the same share of every layer. ``"class_blind"``: the smallest of all weights together.
         ``"class_distribution"``: in every layer the weights below λ times their standard deviation, with one λ
         for all layers that meets `amount`. The classes of the paper are the layers here.
     optimizer

@@ -9,6 +9,7 @@ from typing import Any
 from sparsebp.core import backend, masks
 from sparsebp.core.check import Array, check_flag, check_integer
 from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.core.reprs import call_text
 from sparsebp.optim.optimizer import check_fraction, check_named
 from sparsebp.optim.rules import SGD
 from sparsebp.optim.state import check_like
@@ -65,6 +66,10 @@ class EMA:
         self._buffers = {name: array.copy() for name, array in self._statistics().items()}
         # a -= lr (a - w): a step of this rule, with weight decay 1, up the "gradient" w.
         self._rule = SGD(self.averages, lr=1 - decay, weight_decay=1.0, maximize=True)
+
+    def __repr__(self) -> str:
+        """Show the constructor's call without the model, and the updates so far."""
+        return f"<{call_text(self, ['model'])} after {self.updates} updates>"
 
     def _parameters(self) -> dict[str, Array]:
         model = self._model

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from sparsebp.core.check import check_choice, check_flag, check_integer, check_number, check_sequence, shown
 from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.core.reprs import call_text
 from sparsebp.optim.optimizer import Optimizer, check_fraction
 
 # The base: each schedule in closed form, and as a factor on a rate that something else has changed.
@@ -49,6 +50,11 @@ class LRScheduler(abc.ABC):
         self.base_lrs: list[float] = []
         self.steps = 0
         self._advance(0)
+
+    def __repr__(self) -> str:
+        """Show the constructor's call without the optimizer, the steps so far and the current rates."""
+        rates = ", ".join(f"{group['lr']:.3g}" for group in self.optimizer.param_groups)
+        return f"<{call_text(self, ['optimizer'])} after {self.steps} steps, lr {rates}>"
 
     def _groups(self) -> Iterable[tuple[dict[str, Any], float]]:
         """Pair the optimizer's groups, those that are new as well, with their base rates."""
@@ -357,6 +363,10 @@ class ChainedScheduler:
         self.reads_model = any(reads_model(s) for s in self.schedulers)
         self._stepped = False  # since the last metric
 
+    def __repr__(self) -> str:
+        """Show the constructor's call."""
+        return call_text(self, ["optimizer"])
+
     def step(self, metric: float | None = None) -> None:
         """Advance by one step.
 
@@ -541,6 +551,11 @@ class ReduceLROnPlateau:
         self.best = math.inf if mode == "min" else -math.inf
         self.num_bad, self.cooling = 0, 0
         self._last_lr = rates_of(optimizer)
+
+    def __repr__(self) -> str:
+        """Show the constructor's call without the optimizer, and the current rates."""
+        rates = ", ".join(f"{rate:.3g}" for rate in rates_of(self.optimizer))
+        return f"<{call_text(self, ['optimizer'], {'min_lr': self._min_lr})}, lr {rates}>"
 
     def step(self, metric: float) -> None:
         """Take a metric, and reduce the rates if it is time.

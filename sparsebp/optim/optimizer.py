@@ -14,8 +14,9 @@ import numpy as np
 from sparsebp import kernels
 from sparsebp.core import backend, graphs, masks, parts
 from sparsebp.core.check import Array, ProductFactors, check_flag, check_number
-from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, NonFiniteError, OptionError, SparseBPError
+from sparsebp.core.errors import DTypeError, LayoutError, NonFiniteError, OptionError, SparseBPError
 from sparsebp.core.locks import forkable_lock
+from sparsebp.core.reprs import call_text
 from sparsebp.kernels.spec import UPDATE_BUFFERS, UPDATE_OPTIONS, check_update
 from sparsebp.optim import state as states
 
@@ -29,13 +30,13 @@ def check_named(what: str, arrays: Any) -> None:
 
 
 def check_is_array(what: str, array: Any) -> ModuleType:
-    """Return the module of an array, NumPy or CuPy; raise `DeviceError` for anything else."""
+    """Return the module of an array, NumPy or CuPy; raise `DTypeError` for anything else."""
     if type(array) is np.ndarray:  # nearly always
         return np
     if array is not None:
-        with contextlib.suppress(DeviceError):
+        with contextlib.suppress(DTypeError):
             return backend.namespace(array)
-    raise DeviceError(f"{what} is not an array", expected="a NumPy or CuPy array", got=type(array).__name__,
+    raise DTypeError(f"{what} is not an array", expected="a NumPy or CuPy array", got=type(array).__name__,
                       remedy=backend.array_remedy(array))  # fmt: skip
 
 
@@ -145,7 +146,7 @@ def clip_grad_norm(grads: Mapping[str, Array], max_norm: float, *, norm: float |
         A gradient is not finite; nothing was scaled.
     OptionError
         `max_norm` is negative or not finite, or the gradients have no names.
-    DeviceError
+    DTypeError
         A gradient is not an array.
     """
     max_norm = check_number("max_norm", max_norm, 0.0)
@@ -179,7 +180,7 @@ def clip_grad_value(grads: Mapping[str, Array], clip_value: float) -> None:
     ------
     OptionError
         `clip_value` is negative or not finite, or the gradients have no names.
-    DeviceError
+    DTypeError
         A gradient is not an array.
     """
     clip_value = check_number("clip_value", clip_value, 0.0)
@@ -267,6 +268,15 @@ class Optimizer:
         self._steps = np.zeros(0, np.int64)
         self._joined = np.zeros(0, np.int64)  # how many updates there had been when the parameter's group was added
         self._index()
+
+    def __repr__(self) -> str:
+        """Show the constructor's call for each group of parameters, with the options as they are now."""
+        texts = []
+        for group in self.param_groups:
+            count, size = len(group["params"]), sum(array.size for array in group["params"].values())
+            head, _, options = call_text(self, ["params"], {"lr": None, **group}).partition("(")
+            texts.append(f"{head}(<{count} parameters, {size:,} values>, {options}")
+        return "\n".join(texts)
 
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:
         """Add a group of parameters, as torch.optim's optimizers: ``{"params": {name: array}, "lr": 0.1, …}``.

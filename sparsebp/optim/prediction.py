@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from sparsebp.core import backend
 from sparsebp.core.check import Array, check_choice, check_number
 from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.core.reprs import call_text
 from sparsebp.optim.optimizer import Optimizer, check_fraction, check_named, displace
 from sparsebp.optim.rules import SGD
 
@@ -52,6 +53,10 @@ class Predictor:
         self.optimizer = optimizer
         self._kept: dict[str, Array] = {}
         self._counts: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        """Show the constructor's call."""
+        return call_text(self)
 
     def predict(self, names: Iterable[str], s: float, out: Mapping[str, Array] | None = None) -> dict[str, Array]:
         """Return the predicted values of these parameters after `s` more updates.

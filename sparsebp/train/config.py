@@ -18,7 +18,7 @@ import numpy as np
 
 from sparsebp import models, nn, optim
 from sparsebp.core import backend
-from sparsebp.core.check import Backward, check_choice, check_flag, check_integer, check_number, shown
+from sparsebp.core.check import Backward, check_choice, check_flag, check_integer, check_number, did_you_mean, shown
 from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.core.files import check_path, parse_json, read_file, write_atomically
 from sparsebp.data import (
@@ -184,7 +184,11 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the options in a file: one flat table of texts, numbers and booleans, not checked any further."""
     path = check_path("path", path)
     parse = _parser(path)
-    content = read_file(path, f"{path} has no options of a run", expected=_FORM, remedy=_REMEDY)
+    remedy = _REMEDY
+    if not path.exists():
+        beside = [other.name for kind in ("*.toml", "*.json") for other in path.parent.glob(kind)]
+        remedy = did_you_mean(path.name, beside) or _REMEDY
+    content = read_file(path, f"{path} has no options of a run", expected=_FORM, remedy=remedy)
     try:
         options = parse(content.decode())
     except ValueError as error:  # TOML, JSON or UTF-8
@@ -548,9 +552,11 @@ def config_for(task: str, **options: Any) -> TrainConfig:
     check_choice("task", task, _DEFAULTS)
     family = _FAMILIES.get(task, ImageConfig)
     given = {name: value for name, value in options.items() if value is not None}
-    foreign = sorted(given.keys() - {field.name for field in dataclasses.fields(family)})
-    if foreign:
-        raise OptionError(f"An option does not belong to {task}", got=", ".join(foreign))
+    known = [field.name for field in dataclasses.fields(family)]
+    for name in sorted(given.keys() - set(known)):
+        spelled = name.replace("-", "_")  # the command line's spelling
+        near = f"Did you mean {spelled!r}?" if spelled in known else did_you_mean(name, known)
+        raise OptionError(f"An option does not belong to {task}", expected=", ".join(known), got=name, remedy=near)
     given = {name: family.checked(name, value) for name, value in given.items()}
     model = given.get("model", _DEFAULTS[task]["model"])
     chosen = _MODEL_DEFAULTS[model] | _DEFAULTS[task] | _TASK_MODEL_DEFAULTS.get((task, model), {}) | given

@@ -130,6 +130,22 @@ class History:
         self.accuracy_weight: list[float] = []
         self.epochs: list[EpochRecord] = []
 
+    def __repr__(self) -> str:
+        """Show a table of the epochs: all, or the first and the last five."""
+        head = f"History: {len(self.epochs)} epochs, {self.steps} steps"
+        if not self.epochs:
+            return head
+        columns = [name for name in _KINDS_OF_RECORD if getattr(self.epochs[-1], name) is not None]
+        rows = [[name.replace("validation", "val") for name in columns]]
+        for record in self.epochs:
+            values = (getattr(record, name) for name in columns)
+            rows.append([f"{value:.4g}" if isinstance(value, float) else str(value) for value in values])
+        if len(self.epochs) > 10:
+            rows[6:-5] = [["…"] * len(columns)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows)
+        return "\n".join([head, *lines])
+
     @property
     def steps(self) -> int:
         """Number of steps done."""

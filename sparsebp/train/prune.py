@@ -19,7 +19,7 @@ from sparsebp.train.state import FILE_NAME
 
 
 def prune_checkpoint(
-    path: str | os.PathLike[str], out: str | os.PathLike[str], amount: float, method: Any = "class_blind", *,
+    path: str | os.PathLike[str], out: str | os.PathLike[str], amount: float, method: Any = "class_uniform", *,
     overwrite: bool = False,
 ) -> nn.PruneReport:  # fmt: skip
     """Prune the network of the checkpoint `path` and write all of it to `out`, in one atomic step.

@@ -13,6 +13,7 @@ from sparsebp.comm.transport import Transport, check_callable
 from sparsebp.core.check import Array, Seed, check_flag, check_integer, check_positive
 from sparsebp.core.errors import OptionError
 from sparsebp.core.files import kept_path
+from sparsebp.core.reprs import call_text, nested
 from sparsebp.data.dataset import Dataset, epoch_order
 from sparsebp.nn.recurrent.carried import CarriedState
 from sparsebp.optim import Predictor
@@ -220,6 +221,12 @@ class Trainer(TrainingState):
         self._validation: dict[str, Any] = {}  # how batches of the validation set are made
         self._options_left: dict[str, Any] | None = None  # the options as the last fit has left them
         self._progress: tuple[Callback, ...] = ()
+
+    def __repr__(self) -> str:
+        """Show the options that are not the default, then model, loss and optimizer."""
+        parts = ("model", "loss", "optimizer", "lr_scheduler")
+        head = call_text(self, [*parts, "callbacks", "rng", "transport"])
+        return nested(head, ((part, getattr(self, part)) for part in parts if getattr(self, part) is not None))
 
     def fit(
         self,
