@@ -23,7 +23,7 @@ $(error There is no $(MISSING). Expected files or folders under tests/, as in ma
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint format types imports docs wheel gpu-prepare gpu-first gpu-check gpu-peers gpu-numbers gpu-grid gpu-graphs clean
+.PHONY: help demo test test-fast lint format types imports docs release gpu-prepare gpu-first gpu-check gpu-peers gpu-numbers gpu-grid gpu-graphs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -72,9 +72,9 @@ imports: $(VENV)/.dev  ## the import contract
 docs: $(VENV)/.dev  ## the documentation site, strict, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
-wheel: $(VENV)/.dev  ## a wheel for this Python with the machine code of all kernels, into dist/; some minutes
-	$(BIN)/python tools/ship_kernels.py
-	$(BIN)/python -m pip wheel --disable-pip-version-check -q $(PIP_FLAGS) . --no-deps -w dist
+release: $(VENV)/.dev  ## sdist, wheels (one with the machine code of all kernels), each tried in an empty environment; ten minutes
+	@$(PIP) '.[release]'
+	$(BIN)/python tools/release.py $(RELEASE_OPTIONS)
 
 # On a GPU: no install step, the source tree and this machine's own python3 with its packages. Results are in runs/gpu;
 # $OUT, if set, gets one archive of them.

@@ -6,8 +6,9 @@
     …
     <!-- /bench:recurrent -->
 
-``short`` is a table alone: the rows that the benchmark's `in_short` selects, without targets. Otherwise a picture comes
-before it, and after it notes and a link to ``<name>.csv``, which is written next to ``<name>.json`` and has all of it.
+``short`` is a table alone: the rows that the benchmark's `in_readme` or `in_short` selects, without targets. Otherwise
+a picture comes before it, and after it notes and a link to ``<name>.csv``, which is written next to ``<name>.json`` and
+has all of it.
 README's table of recurrent networks has the minGRU's rows of the benchmark ``linear`` too.
 ``<!-- bench:overview -->`` is the table of all benchmarks that have an `overview`. With ``--pictures``, each
 ``<name>.png`` and README's picture are drawn anew as well. With ``--check`` nothing is written, and the exit status
@@ -57,6 +58,8 @@ def fill(text: str, results: Results, folder: Path) -> str:
             found = results.get(name, ())
             shown = found[:1] if short else found
             body = "\n\n".join(_section(path, result, bool(short), folder, more) for path, result in shown)
+            if name == "recurrent" and short:
+                body += "".join(f"\n\n{_elsewhere(result)}" for _, result in found[1:])
         else:
             raise FileFormatError(f"A marker names the unknown benchmark {name!r}", expected=", ".join(NAMES), got=name)
         body = body or f"*Not measured yet: `python -m benchmarks {name} --out {FOLDER}` writes the numbers.*"
@@ -153,7 +156,8 @@ def _section(
     benchmark, rows = load(result["benchmark"]), harness.measured(result)
     rows = [*rows, *(row for one in more for row in _min_gru_steps(one))]
     columns = benchmark.named(key for key in benchmark.short if key not in ("target", "targets", "met"))
-    table = tables.markdown_table(columns, [row for row in rows if benchmark.in_short(row)])
+    chosen = (short and benchmark.in_readme) or benchmark.in_short
+    table = tables.markdown_table(columns, [row for row in rows if chosen(row)])
     parts = ["\n".join(dict.fromkeys(table.splitlines()))]  # of rows that read the same, one
     if not short:
         link = Path(os.path.relpath(path, folder))
@@ -167,6 +171,19 @@ def _section(
     measured = "; minGRU: ".join(map(harness.where, (result, *more)))
     parts.append(f"<small>{measured}. Ratios: median (quartiles) over rounds in which both sides ran.</small>")
     return "\n\n".join(parts)
+
+
+def _elsewhere(result: Mapping[str, Any]) -> str:
+    """Return a line on the same table, as another processor measured it."""
+    benchmark = load(result["benchmark"])
+    ratios = sorted(
+        harness.middle(row["best_ratio"]) for row in harness.measured(result) if benchmark.in_short(row)
+    )  # fmt: skip
+    middle = ratios[len(ratios) // 2]
+    return (
+        f"On another processor: {ratios[0]:.2f}× to {ratios[-1]:.2f}×, in the middle {middle:.2f}×.\n\n"
+        f"<small>{harness.where(result)}.</small>"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

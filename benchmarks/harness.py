@@ -515,6 +515,7 @@ class Benchmark:
     short: tuple[str, ...]  # keys of the columns that are printed for each row, and in documents
     picture: Callable[[Result], Any]  # draws a result, without a title
     in_short: Callable[[Row], bool] = lambda row: True  # the rows that documents and bars show, at most a dozen
+    in_readme: Callable[[Row], bool] | None = None  # the rows of README's table, if not those of `in_short`
     overview: Overview | None = None  # what the overview of all benchmarks says of this one
     settings: Mapping[str, Any] = field(default_factory=dict)  # part of every result
     sizes: Mapping[str, Any] = field(default_factory=dict)  # further settings

@@ -175,7 +175,9 @@ def progress_of(verbose: bool | None, callbacks: Sequence[Any]) -> tuple[Callbac
         terminal = False
     if verbose is None:
         streams = [callback.stream for callback in callbacks if isinstance(callback, JsonLines)]
-        verbose = terminal and not any(stream in (sys.stdout, sys.stderr) for stream in streams)
+        verbose = (terminal or "ipykernel" in sys.modules) and not any(
+            stream in (sys.stdout, sys.stderr) for stream in streams
+        )
     if not verbose or any(isinstance(callback, ProgressBar) for callback in callbacks):
         return ()
     if terminal:

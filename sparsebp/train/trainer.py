@@ -283,8 +283,8 @@ class Trainer(TrainingState):
             `ModelCheckpoint`. Otherwise a run that starts anew is refused where they are.
         verbose
             Whether to show on standard error how far it is: a bar drawn by rich on a terminal, else (also without rich)
-            one line per epoch. None: on a terminal, unless `callbacks` has a `ProgressBar`, or `JsonLines` on standard
-            output, which show it themselves. On rank 0.
+            one line per epoch. None: on a terminal and in a notebook, unless `callbacks` has a `ProgressBar`, or
+            `JsonLines` on standard output, which show it themselves. On rank 0.
         drop_last
             Leave out an epoch's last batch if it is smaller than the others, as `torch.utils.data.DataLoader` does.
         shuffle

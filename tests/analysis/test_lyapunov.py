@@ -10,7 +10,7 @@ from scipy.special import digamma
 
 import sparsebp as sb
 from sparsebp.analysis import LyapunovSpectrum, lyapunov, lyapunov_of
-from sparsebp.core.errors import DeviceError, DTypeError, NonFiniteError, OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, ShapeError
 
 
 def rnn(weight, bias=None, kind="tanh"):
@@ -183,11 +183,11 @@ def test_refusals():
         with pytest.raises(OptionError, match="no chain"):
             lyapunov_of(chain)
     for chain in ("abc", {"a": np.eye(2)}, [None], [sb.nn.Linear(2, 2)], scipy.sparse.eye(2, format="csr")):
-        with pytest.raises(DeviceError, match=r"step 0 is (not an array|a sparse matrix)"):
+        with pytest.raises(DTypeError, match=r"step 0 is (not an array|a sparse matrix)"):
             lyapunov_of(chain)
     for chain in (1j * np.eye(2)[None], [[["a"]]], [[[1, 2], [3]]]):  # an imaginary part would be dropped
         with pytest.raises(DTypeError, match="step 0 has no real numbers"):
             lyapunov_of(chain)
     for x in ("abc", [1, 2], None, scipy.sparse.eye(2, format="csr")):
-        with pytest.raises(DeviceError, match=r"x is (not an array|a sparse matrix)"):
+        with pytest.raises(DTypeError, match=r"x is (not an array|a sparse matrix)"):
             lyapunov(model, x)

@@ -306,7 +306,7 @@ def test_arrays_that_are_not_plain(kind):
         lambda: as_dataset((np.ones((3, 5), np.float32), array), nn.Linear(5, 2, rng=0)),
     )
     for call in calls:
-        with pytest.raises(DeviceError, match="not a plain array") as caught:
+        with pytest.raises(DTypeError, match="not a plain array") as caught:
             call()
         assert caught.value.remedy
 

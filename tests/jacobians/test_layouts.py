@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import networks as net
 import sparsebp as sb
 from sparsebp import SparsityPattern, TransposedJacobian, jacobian_t, nn
-from sparsebp.core.errors import DeviceError, DTypeError, MemoryLimitError, OptionError, PatternError, ShapeError
+from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, PatternError, ShapeError
 from sparsebp.jacobians import dense_jacobian_t
 from strategies import seeds
 from torch_twins import recurrent_twin
@@ -130,7 +130,7 @@ def test_without_shapes_samples_are_flat_and_products_keep_the_outer_ones():
         (np.ones(()), ShapeError, "does not fit the Jacobian"),
         (np.ones((5, 6, 1, 1)), ShapeError, "does not fit the Jacobian"),
         (np.ones((5, 2, 3), np.float32), DTypeError, "float64"),
-        ([[1.0] * 6] * 5, DeviceError, "not an array"),
+        ([[1.0] * 6] * 5, DTypeError, "not an array"),
     ],
 )
 def test_wrong_gradients_and_directions_are_refused(g, error, message):

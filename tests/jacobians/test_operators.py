@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from sparsebp import jacobian_t, nn
-from sparsebp.core.errors import DeviceError, ShapeError
+from sparsebp.core.errors import DTypeError, ShapeError
 from sparsebp.jacobians import (
     gru_hidden_jacobians,
     hidden_elements,
@@ -47,7 +47,7 @@ def test_hidden_elements(kind):
 
 
 def test_refusals():
-    with pytest.raises(DeviceError, match="not an array"):
+    with pytest.raises(DTypeError, match="not an array"):
         jacobian_t(nn.ReLU(), [[1.0]])
     with pytest.raises(ShapeError, match="batch axis"):
         pointwise_jacobian_t(np.float64(1))

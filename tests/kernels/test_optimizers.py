@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sparsebp import kernels
 from sparsebp.core import backend as seam
-from sparsebp.core.errors import DeviceError, LayoutError, OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, LayoutError, OptionError, ShapeError
 from sparsebp.kernels.operands import momenta
 from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from strategies import normal, reals, seeds, tolerance
@@ -253,7 +253,7 @@ def test_wrong_arguments_are_refused(backend):
     ):
         with pytest.raises(error, match=word):
             sgd(backend, **changed)
-    with pytest.raises(DeviceError, match="exp_avg_sq"):
+    with pytest.raises(DTypeError, match="exp_avg_sq"):
         backend.kernels.optimizer_update(
             "adam", [good], [good], [[good], [None], [None]], options_of("adam", 1), np.array([1])
         )

@@ -64,9 +64,9 @@ def wrongs(kernel: str, name: str, value: np.ndarray) -> Iterator[tuple[type[Spa
     if name not in ANYWHERE:
         yield DeviceError, Elsewhere(), False
     for wrong in ([1.0, 2.0], 1.0, "x"):
-        yield DeviceError, wrong, True
+        yield DTypeError, wrong, True
     if not (stated.there == f"{name} is not None" if stated else listed == "buffers"):
-        yield DeviceError, None, True
+        yield DTypeError, None, True
     if listed != "arrays":  # those may have any shapes
         yield ShapeError, value[None], listed != "params"
         for axis in range(value.ndim):

@@ -94,7 +94,7 @@ IN_A_WHEEL = f"""
 
 
 def test_a_wheel_with_kernels_compiles_nothing_elsewhere(tmp_path):
-    """As `make wheel` builds it, with the kernels of one job."""
+    """As `make release` builds it, with the kernels of one job."""
     pytest.importorskip("hatchling")
     root, source = Path(__file__).parents[2], tmp_path / "source"
     for name in ("sparsebp", "tools"):

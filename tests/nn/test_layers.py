@@ -8,7 +8,7 @@ import torch
 
 import sparsebp as sb
 from sparsebp import nn, optim
-from sparsebp.core.errors import DeviceError, DTypeError, FileFormatError, NonFiniteError, ShapeError
+from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, ShapeError
 from sparsebp.data import ArrayDataset
 from sparsebp.interop.torch import load_from_torch
 from sparsebp.train import Trainer
@@ -218,7 +218,7 @@ def trainer():
 
 @pytest.mark.parametrize("door", DOORS)
 def test_a_tensor_that_requires_grad_is_named_and_told_what_helps(door):
-    with pytest.raises(DeviceError, match=r"requires grad.*detach\(\)"):
+    with pytest.raises(DTypeError, match=r"requires grad.*detach\(\)"):
         door(needs_grad)
 
 

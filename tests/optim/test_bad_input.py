@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 
 from sparsebp import optim
-from sparsebp.core.errors import (
-    DeviceError,
-    DTypeError,
-    FileFormatError,
-    LayoutError,
-    OptionError,
-    ShapeError,
-    SparseBPError,
-)
+from sparsebp.core.errors import DTypeError, FileFormatError, LayoutError, OptionError, ShapeError, SparseBPError
 from sparsebp.optim.sharded import PieceOptimizer
 
 OPTIMIZERS = [
@@ -50,9 +42,9 @@ def refused(error, call):
         (OptionError, [{"params": [np.ones(2)]}], "mapping"),
         (OptionError, [{"params": {"w": np.ones(2)}, 3: 4}], "group"),
         (OptionError, {3: np.ones(2)}, "name"),
-        (DeviceError, {"w": [1.0, 2.0]}, "parameter w"),
-        (DeviceError, {"w": None}, "parameter w"),
-        (DeviceError, {"w": 1.0}, "parameter w"),
+        (DTypeError, {"w": [1.0, 2.0]}, "parameter w"),
+        (DTypeError, {"w": None}, "parameter w"),
+        (DTypeError, {"w": 1.0}, "parameter w"),
         (DTypeError, {"w": np.ones(2, np.int64)}, "parameter w"),
         (DTypeError, {"w": np.ones(2, np.float16)}, "parameter w"),
         (DTypeError, {"w": np.array([None])}, "parameter w"),
@@ -127,7 +119,7 @@ def test_betas(betas):
 @pytest.mark.parametrize("two_kinds", [False, True])
 @pytest.mark.parametrize(
     ("error", "grad"),
-    [(DeviceError, None), (DeviceError, [1.0, 2.0]), (DeviceError, 1.0), (DeviceError, "ab"),
+    [(DTypeError, None), (DTypeError, [1.0, 2.0]), (DTypeError, 1.0), (DTypeError, "ab"),
      (DTypeError, np.ones(2, np.int64)), (DTypeError, np.array([None, None])), (DTypeError, np.ones(2, np.float32)),
      (ShapeError, np.ones(3))],
 )  # fmt: skip
@@ -160,7 +152,7 @@ def test_clipping_what_is_no_array(grad):
         optim.global_norm, optim.check_finite, lambda g: optim.clip_grad_norm(g, 1.0),
         lambda g: optim.clip_grad_value(g, 1.0),
     ):  # fmt: skip
-        assert "gradient of w" in refused(DeviceError, lambda c=call: c({"v": np.ones(2), "w": grad}))
+        assert "gradient of w" in refused(DTypeError, lambda c=call: c({"v": np.ones(2), "w": grad}))
 
 
 @pytest.mark.parametrize("value", [*NO_NUMBERS, -1.0])

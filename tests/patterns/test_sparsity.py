@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import SparsityPattern, plan_product
-from sparsebp.core.errors import DeviceError, MemoryLimitError, PatternError
+from sparsebp.core.errors import DTypeError, MemoryLimitError, PatternError
 from sparsebp.interop import scipy as sb_scipy
 from sparsebp.patterns import (
     conv_pattern,
@@ -179,7 +179,7 @@ def test_wrong_structures_are_refused_with_a_remedy(indptr, indices, shape, prob
     ],
 )  # fmt: skip
 def test_what_is_no_index_array_is_refused_by_name(make, indptr, indices):
-    with pytest.raises((PatternError, DeviceError), match=r"(indptr|indices) is not an (index )?array.*Got "):
+    with pytest.raises((PatternError, DTypeError), match=r"(indptr|indices) is not an (index )?array.*Got "):
         make(indptr, indices, (1, 3))
 
 

@@ -974,7 +974,7 @@ def test_wrong_plans():
         (PatternError, np.eye(3), None), (ShapeError, SparsityPattern.dense(3, 4), None),
         (PatternError, of_mask([[1, 1], [1, 0]]), None), (ShapeError, square, np.ones(8)),
         (ShapeError, square, np.ones((9, 1))), (DTypeError, square, np.ones(9, int)),
-        (LayoutError, square, np.ones(18)[::2]), (DeviceError, square, [1.0] * 9),
+        (LayoutError, square, np.ones(18)[::2]), (DTypeError, square, [1.0] * 9),
     ]:  # fmt: skip
         with pytest.raises(error):
             plan_factor(pattern, values)
@@ -1004,10 +1004,10 @@ def test_wrong_arguments():
     for error, call in [
         (ShapeError, lambda: plan(np.ones(8))), (ShapeError, lambda: plan(np.ones((9, 2, 1)))),
         (DTypeError, lambda: plan(np.ones(9, np.float16))), (LayoutError, lambda: plan(np.ones(18)[::2])),
-        (DeviceError, lambda: plan([1.0] * 9)),
+        (DTypeError, lambda: plan([1.0] * 9)),
         (ShapeError, lambda: one.solve(np.ones(4))), (ShapeError, lambda: one.solve(np.ones((3, 1, 1)))),
         (DTypeError, lambda: one.solve(np.ones(3, np.float32))), (LayoutError, lambda: one.solve(np.ones(6)[::2])),
-        (DeviceError, lambda: one.solve([1.0] * 3)), (ShapeError, lambda: batch.solve(np.ones((3, 3)))),
+        (DTypeError, lambda: one.solve([1.0] * 3)), (ShapeError, lambda: batch.solve(np.ones((3, 3)))),
         (ShapeError, lambda: one.refine(np.ones(3), np.ones((3, 1)))),
         (DTypeError, lambda: one.refine(np.ones(3), np.ones(3, np.float32))),
         (ShapeError, lambda: batch.refine(np.ones(3), np.ones(3))),

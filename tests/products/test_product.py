@@ -182,10 +182,10 @@ def test_shapes_that_do_not_chain_are_refused():
         (np.ones(4, int), np.ones(4), DTypeError, "float32 or float64"),
         (np.ones((2, 4)).T, np.ones(4), LayoutError, "contiguous"),
         (np.ones(8)[::2], np.ones(4), LayoutError, "contiguous"),
-        ([1.0] * 4, np.ones(4), DeviceError, "a_data is not an array"),
-        (None, np.ones(4), DeviceError, "a_data is not an array"),
+        ([1.0] * 4, np.ones(4), DTypeError, "a_data is not an array"),
+        (None, np.ones(4), DTypeError, "a_data is not an array"),
         (sp.csr_array(np.eye(4)), np.ones(4), ShapeError, "does not fit the pattern"),
-        (np.ones(4), None, DeviceError, "b_data is not an array"),
+        (np.ones(4), None, DTypeError, "b_data is not an array"),
     ],
 )
 def test_wrong_values_are_refused(a_data, b_data, error, message):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sparsebp as sb
-from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.kernels.device import rnn
 from strategies import seeds, sizes, tolerance
 from thread_counts import assert_same_for_any_number_of_threads
@@ -191,7 +191,7 @@ def test_any_number_of_threads_gives_the_same(shape, of_a, dtype, with_lengths):
 def test_wrong_arguments_are_refused():
     a, b, h0 = np.ones((4, 2, 3)), np.ones((4, 2, 3)), np.ones((2, 3))
     for error, match, args, options in [
-        (DeviceError, "a is not an array", ([1.0], b), {}),
+        (DTypeError, "a is not an array", ([1.0], b), {}),
         (DTypeError, "b has", (a, b.astype(np.float16)), {}),
         (DTypeError, "a has", (a, b.astype(complex)), {}),
         (DTypeError, "h0 has", (a, b, h0.astype(np.float32)), {}),

@@ -222,12 +222,12 @@ def bad_calls():
     yield "dtype mix", plan, (g.astype(np.float32), data), DTypeError, "float32"
     yield "integers", plan, (g.astype(int), data), DTypeError, "float32 or float64"
     yield "not contiguous", plan, (g, [data[0], wide, data[2]]), LayoutError, "ascontiguousarray"
-    yield "not an array", plan, (g, [data[0], [1.0] * 4, data[2]]), DeviceError, "NumPy or CuPy"
+    yield "not an array", plan, (g, [data[0], [1.0] * 4, data[2]]), DTypeError, "NumPy or CuPy"
     yield "injections' count", plan, (g, data, [None]), ShapeError, "injections has the wrong length"
     yield "injection's shape", plan, (g, data, [None, np.zeros((3, 4)), None]), ShapeError, r"injections\[1\]"
     narrow = np.zeros((2, 4), np.float32)
     yield "injection's dtype", plan, (g, data, [None, narrow, None]), DTypeError, r"injections\[1\]"
-    yield "injection is no array", plan, (g, data, [None, [[1.0] * 4] * 2, None]), DeviceError, r"injections\[1\]"
+    yield "injection is no array", plan, (g, data, [None, [[1.0] * 4] * 2, None]), DTypeError, r"injections\[1\]"
     yield "batchless g", plan, (g[:, 0].copy(), data), ShapeError, r"data\[0\]"
     yield "stack's shape", plan, (g, np.zeros((2, 4, 4))), ShapeError, "data"
     mixed = plan_scan([SparsityPattern.dense(2, 2), SparsityPattern.dense(3, 2)], "linear")

@@ -1,6 +1,6 @@
 """Machine code that travels with a wheel, looked into before Numba's own cache.
 
-A wheel holds a store for each level of the x86-64 instruction set that it was built for (``make wheel``): the object
+A wheel holds a store for each level of the x86-64 instruction set that it was built for (``make release``): the object
 code of every kernel, made on another machine. Numba's key, the host CPU's name and features, does not matter then: the
 process's linker takes the code as it is. What must match instead, the versions of Python, Numba and LLVM, the system
 and the sources, is checked once, when the store is opened. Where anything differs, kernels are compiled as always.
@@ -120,7 +120,7 @@ def _checksum(data: bytes) -> str:
 
 
 recording: Store | None = None
-"""Where `make wheel` collects what it compiles."""
+"""Where `make release` collects what it compiles."""
 
 
 @cache
