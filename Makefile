@@ -73,7 +73,7 @@ docs: $(VENV)/.dev  ## the documentation site, strict, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
 release: $(VENV)/.dev  ## sdist, wheels (one with the machine code of all kernels), each tried in an empty environment; ten minutes
-	@$(PIP) '.[release]'
+	@$(PIP) -e '.[release]'
 	$(BIN)/python tools/release.py $(RELEASE_OPTIONS)
 
 # On a GPU: no install step, the source tree and this machine's own python3 with its packages. Results are in runs/gpu;

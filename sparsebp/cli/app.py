@@ -17,8 +17,9 @@ import typer
 from sparsebp import __version__
 from sparsebp import warm_up as kernels_ahead
 from sparsebp.cli.common import JsonOption, ThreadsOption, make_app, print_table, progress_bar, use_threads, write_json
+from sparsebp.cli.demo import demo
 from sparsebp.cli.schedule import schedule_app
-from sparsebp.cli.train import demo, prune, train, tune
+from sparsebp.cli.train import prune, train, tune
 from sparsebp.core import backend, tables
 from sparsebp.core.errors import DeviceError, MissingDependencyError
 from sparsebp.core.threads import thread_counts

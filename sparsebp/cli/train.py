@@ -1,4 +1,4 @@
-"""``sparsebp train``, ``tune``, ``prune`` and ``demo``: the commands that run or change a training."""
+"""``sparsebp train``, ``tune`` and ``prune``: the commands that run or change a training."""
 
 from __future__ import annotations
 
@@ -66,7 +66,6 @@ from sparsebp.train.config import (
     build_retraining,
     config_for,
     kind_of,
-    layer_name,
     prunes,
     read_config,
     write_config,
@@ -93,6 +92,7 @@ def run_session(
     every: int | None = None,
     as_json: bool = False,
     transport: Transport | None = None,
+    ending: Callable[[Run, dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Train `config`, print the result, and return it.
 
@@ -102,8 +102,8 @@ def run_session(
     in which a run has been trained is refused, unless this one is to `resume` or `overwrite` it. Without epochs, the
     model is evaluated and nothing is written; `resume` then takes the checkpoint's weights.
     `compare` trains (or retrains) again with plain back-propagation; `agreement` compares the scans' gradients with it
-    on a test batch; `every` is the number of steps between checkpoints within an epoch. All ranks call this; the
-    result is empty on all but rank 0.
+    on a test batch; `every` is the number of steps between checkpoints within an epoch; `ending` prints the result and
+    draws the loss curve in its own way. All ranks call this; the result is empty on all but rank 0.
     """
     if weights is not None and resume:
         raise OptionError("A run that resumes has weights already", expected="no --weights", got="--weights, --resume")
@@ -157,7 +157,7 @@ def run_session(
             position.follow(session)
             pruning = _pruned(dense, session, report, as_json)
             session.fit(resume=resume and (inner / FILE_NAME).exists())
-        x = _batch(session, min(config.batch_size, len(session.train_set)))[0]
+        x = batch_of_test_set(session, min(config.batch_size, len(session.train_set)))[0]
         choice = config.backward_of(session.trainer.model, x)
         result: dict[str, Any] = {
             "config": dataclasses.asdict(config), **({} if transport is None else {"ranks": transport.size}),
@@ -180,13 +180,15 @@ def run_session(
             write_atomically(folder / "result.json", (json_line(result, indent=2) + "\n").encode())
         if as_json:
             write_json({"event": "result", **result})
+        elif ending is not None:
+            ending(session, result)
         else:
             _session_print(result)
-        if result["picture"] is not None:
+        if result["picture"] is not None and ending is None:
             title = session.config.title
-            _draw("The loss curve", save_loss_curve, session.trainer.history, result["picture"], title=title)
+            draw("The loss curve", save_loss_curve, session.trainer.history, result["picture"], title=title)
         if timeline is not None and result["step"]["picture"] is not None:
-            _draw("The picture of a step", save_timeline, timeline, Path(result["step"]["picture"]))
+            draw("The picture of a step", save_timeline, timeline, Path(result["step"]["picture"]))
         return result
 
 
@@ -210,7 +212,7 @@ def _compile(session: Run, config: TrainConfig) -> None:
 
 def _agreement(session: Run, config: TrainConfig, samples: int, what: str, tells: bool) -> list[Agreement]:
     """Compare each scan's gradients on test samples with plain back-propagation's; `tells` says how far it is."""
-    batch, found = _batch(session, min(samples, len(session.test_set))), []
+    batch, found = batch_of_test_set(session, min(samples, len(session.test_set))), []
     with progress_bar(what, lines=tells) as told:
         for number, algorithm in enumerate(COMPARED):
             told(algorithm, number, len(COMPARED))
@@ -224,7 +226,7 @@ def _check_comparison(session: Run, config: TrainConfig) -> None:
     got = "--backward bp"
     if config.backward == "auto" and not prunes(config):
         model = session.trainer.model.eval()  # so that no dropout is drawn
-        choice = config.backward_of(model, _batch(session, config.batch_size)[0])
+        choice = config.backward_of(model, batch_of_test_set(session, config.batch_size)[0])
         model.train()
         if choice["algorithm"] != "bp":
             return
@@ -242,7 +244,8 @@ def _remove(path: Path) -> None:
         raise output_error(path, error) from error
 
 
-def _batch(session: Run, size: int) -> tuple[Any, Any]:
+def batch_of_test_set(session: Run, size: int) -> tuple[Any, Any]:
+    """Return the first samples of the test set and their targets, as the model takes them."""
     return batch_of(session.test_set, np.arange(min(size, len(session.test_set))), session.trainer.model)
 
 
@@ -282,7 +285,7 @@ def _draws(session: Run) -> bool:
     return importlib.util.find_spec("matplotlib") is not None and session.trainer.history.steps > 0
 
 
-def _draw(name: str, save: Callable[..., object], *arguments: Any, **options: Any) -> None:
+def draw(name: str, save: Callable[..., object], *arguments: Any, **options: Any) -> None:
     """Draw a picture, or warn that it failed."""
     try:
         save(*arguments, **options)
@@ -357,39 +360,6 @@ def _session_print(result: dict[str, Any]) -> None:
     why = "no step was taken" if result["steps"] == 0 else "matplotlib is not installed (extra: plot)"
     line("loss curve", result["picture"] or f"not drawn: {why}")
     line("checkpoint", result["checkpoint"] or "none: an evaluation writes no file")
-
-
-def demo(
-    out: Annotated[Path, out_option("Folder for checkpoint and picture.")] = Path("runs", "demo"),
-    model: Annotated[SequenceModel, choice_option("Recurrent layer", get_args(SequenceModel))] = "gru",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs.", show_default="as train seqmnist")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed.")] = 0,
-    threads: ThreadsOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in the folder.")] = False,
-    overwrite: OverwriteOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Train a recurrent layer on digits, pixel by pixel.
-
-    5 000 real MNIST images, 784 time steps each. Prints the test accuracy, the
-    chosen backward algorithm and why, and how far the scans' gradients are
-    from plain back-propagation; writes a loss curve and a checkpoint.
-    With a GRU it takes less than a minute. To run it again, add --overwrite.
-
-    \b
-    Examples:
-      sparsebp demo
-      sparsebp demo --epochs 2 --out runs/short
-      sparsebp demo --model mingru
-    """
-    config = config_for("seqmnist", model=model, epochs=epochs, seed=seed)
-    each = ", on two cores about two seconds each" if model == "gru" else ""
-    typer.echo(
-        f"Training a {layer_name(model)} on MNIST digits, pixel by pixel. Epochs: {config.epochs}{each}.\n"
-        "The first time, some 20 seconds more to compile kernels.", err=True
-    )  # fmt: skip
-    use_threads(threads)
-    run_session(config, out, resume=resume, overwrite=overwrite, agreement=True, as_json=json)
 
 
 def prune(

@@ -84,7 +84,7 @@ def test_demo(ran):
     invoke("demo", "--out", "there", "--epochs", 3, "--seed", 4, "--threads", 1, "--resume", "--json")
     (((config, folder), options),) = ran
     assert (config, folder) == (config_for("seqmnist", epochs=3, seed=4), Path("there"))
-    assert options == {"resume": True, "overwrite": False, "agreement": True, "as_json": True}
+    assert options == {"resume": True, "overwrite": False, "agreement": True, "as_json": True, "ending": None}
     assert ran.threads == [((1,), {})]
 
 
