@@ -19,11 +19,12 @@ def invoke(*arguments, **options):
 
 @pytest.fixture
 def ran(monkeypatch):
-    from sparsebp.cli import train
+    from sparsebp.cli import demo, train
 
     calls, threads = Calls(), Calls()
-    monkeypatch.setattr(train, "run_session", calls)
-    monkeypatch.setattr(train, "use_threads", threads)
+    for module in (train, demo):
+        monkeypatch.setattr(module, "run_session", calls)
+        monkeypatch.setattr(module, "use_threads", threads)
     calls.threads = threads
     return calls
 
