@@ -14,8 +14,15 @@ import numpy as np
 import typer
 
 from sparsebp import analysis, optim
-from sparsebp.cli.common import JsonOption, OverwriteOption, ThreadsOption, choice_option, out_option, print_line
-from sparsebp.cli.common import use_threads as set_threads
+from sparsebp.cli.common import (
+    JsonOption,
+    OverwriteOption,
+    ThreadsOption,
+    choice_option,
+    out_option,
+    print_line,
+    use_threads,
+)
 from sparsebp.cli.train import batch_of_test_set, draw, run_session
 from sparsebp.core.files import write_figure
 from sparsebp.core.threads import get_threads
@@ -59,7 +66,7 @@ def demo(
         f"Training a {layer_name(model)} on MNIST digits, pixel by pixel. Epochs: {config.epochs}{each}.\n"
         "The first time, some 20 seconds more to compile kernels.", err=True
     )  # fmt: skip
-    set_threads(threads)
+    use_threads(threads)
     run_session(
         config, out, resume=resume, overwrite=overwrite, agreement=True, as_json=json,
         ending=None if json else _four_lines,
