@@ -103,7 +103,7 @@ def test_prune(monkeypatch, tmp_path, out):
     targets = [Path("there") if out else tmp_path / "pruned.safetensors"] * 2
     assert calls == [
         ((tmp_path, targets[0], 0.25, "class_distribution"), {"overwrite": False}),
-        ((tmp_path / "a.safetensors", targets[1], 0.5, "class_blind"), {"overwrite": True}),
+        ((tmp_path / "a.safetensors", targets[1], 0.5, "class_uniform"), {"overwrite": True}),
     ]  # fmt: skip
 
 
