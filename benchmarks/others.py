@@ -527,10 +527,13 @@ def benchmark(name: str, kind: str, cases: tuple[Case, ...]) -> Benchmark:
             formats={"{:.0%}": {"share": "calls by the kernels"}, "{:.1e}": {"difference": "difference"}},
         ),
         short=("package", "task", "cell", "hidden", "length", "share", "ours", "torch_ratio"),
+        in_readme=lambda row: (row["library"], row["cell"]) in IN_README,
         picture=harness.bars("{library}: {cell}({hidden}), T = {length}", {"torch_ratio": "over the library as it is"},
                              harness.SPEED_UP, (harness.TORCH,), line=1.0),
     )  # fmt: skip
 
+
+IN_README = {(library, "GRU") for library in ("recbole", "lightning", "skorch", "neuralforecast")} | {("darts", "LSTM")}
 
 OTHERS = benchmark("others", "Recommenders, classifiers and forecasters", WHOLE_SEQUENCES)
 OTHERS_SPEECH = benchmark("others-speech", "Text, speech and agents", SPEECH_AND_AGENTS)

@@ -90,9 +90,7 @@ def asarray(name: str, value: Any) -> Array:
     Raises
     ------
     DTypeError
-        An array is masked.
-    DeviceError
-        A tensor requires grad, or has values that NumPy cannot read.
+        An array is masked, or a tensor requires grad, or has values that NumPy cannot read.
     TypeError, ValueError
         NumPy's own: a ragged list, say.
     """
@@ -104,7 +102,7 @@ def asarray(name: str, value: Any) -> Array:
             value = value.float()
         return cupy().asarray(value) if has_device_memory(value) else np.asarray(value)
     except RuntimeError as error:
-        raise DeviceError(f"{name} cannot be read as an array", expected="an array, or a tensor without autograd graph",
+        raise DTypeError(f"{name} cannot be read as an array", expected="an array, or a tensor without autograd graph",
                           got=str(error), remedy=array_remedy(value)) from error  # fmt: skip
 
 

@@ -76,6 +76,8 @@ def real_array(name: str, value: Any) -> Array:
     """
     try:
         array = asarray(name, value)
+    except DTypeError:
+        raise
     except (ValueError, TypeError) as error:  # a ragged list, say
         raise ShapeError(f"{name} is not an array", expected="an array, or what numpy.asarray takes",
                          got=f"{type(value).__name__}: {error}",

@@ -188,6 +188,8 @@ def checked_like(name: str, value: Any, param: Array, *, finite: bool = True) ->
     xp = backend.namespace(param)
     try:
         array = backend.asarray(name, value)
+    except DTypeError:
+        raise
     except (TypeError, ValueError) as error:  # a ragged list, say
         raise DTypeError(
             f"{name} is not an array", expected="an array", got=str(error), remedy="Pass what state_dict returned"

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.core.errors import DeviceError, DTypeError, FileFormatError, MemoryLimitError, OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, FileFormatError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.data import (
     ArrayDataset,
     BitstreamDataset,
@@ -127,7 +127,7 @@ def test_what_numpy_makes_an_array_of(targets, dtype):
 
 
 def test_tensors_and_columns_that_are_no_arrays_of_numbers():
-    with pytest.raises(DeviceError, match=r"inputs.*requires grad"):
+    with pytest.raises(DTypeError, match=r"inputs.*requires grad"):
         ArrayDataset(torch.ones(4, 2, requires_grad=True), LABELS)
     with pytest.raises(ShapeError, match=r"inputs.*dense"):
         ArrayDataset(torch.ones(4, 2).to_sparse(), LABELS)

@@ -9,7 +9,7 @@ import torch
 
 import orders
 from sparsebp import nn, optim
-from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.data import ArrayDataset
 from sparsebp.train import Callback, Trainer
 
@@ -53,7 +53,7 @@ def test_a_table_is_an_array():
         (table.to_numpy(), orders.CLASSES), epochs=1, batch_size=6
     ).loss  # fmt: skip
     np.testing.assert_array_equal(made.predict(table), made.predict(table.to_numpy()))
-    orders.refused(lambda: made.predict(torch.ones(2, 3, requires_grad=True)), "detach", error=DeviceError)
+    orders.refused(lambda: made.predict(torch.ones(2, 3, requires_grad=True)), "detach", error=DTypeError)
     orders.refused(lambda: made.fit(table, epochs=1, batch_size=6))
 
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import orders
 from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
-from sparsebp.core.errors import DeviceError, DTypeError, NonFiniteError, OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, ShapeError
 from sparsebp.train import Callback, ProgressBar, Trainer
 
 IMAGES, CLASSES = orders.IMAGES, orders.CLASSES
@@ -170,7 +170,7 @@ def test_what_is_no_batch_is_refused():
     orders.refused(lambda: made.fit([(x, t[:3])], epochs=1), error=ShapeError)
     orders.refused(lambda: made.fit([(x[:0], t[:0])], epochs=1), error=ShapeError)
     orders.refused(lambda: made.fit([(x, t.astype(float))], epochs=1), error=DTypeError)
-    orders.refused(lambda: made.fit([(torch.tensor(x, requires_grad=True), t)], epochs=1), "detach", error=DeviceError)
+    orders.refused(lambda: made.fit([(torch.tensor(x, requires_grad=True), t)], epochs=1), "detach", error=DTypeError)
     orders.refused(lambda: made.fit([(x, t, None, True)], epochs=1), "stateful")
     for options in ({"batch_size": 5}, {"drop_last": True}, {"shuffle": True}, {"validation_batch_size": 3},
                     {"lengths": [1] * 22}):  # fmt: skip
