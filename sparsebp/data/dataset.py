@@ -226,6 +226,8 @@ def check_indices(indices: Any, samples: int) -> np.ndarray:
     """Check a batch's indices, which may be negative as usual, and return them as an array."""
     try:
         array = asarray("indices", indices)
+    except DTypeError:
+        raise
     except (TypeError, ValueError):  # lists of different lengths
         array = np.asarray(None)
     if array.size == 0 and isinstance(indices, (list, tuple)):
