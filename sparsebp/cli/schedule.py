@@ -94,6 +94,13 @@ def costs_from(
     slowdown: Annotated[
         float | None, typer.Option(min=1, help="Of each of two busy streams of a worker.", show_default="1")
     ] = None,
+    blocking_sends: Annotated[
+        bool | None,
+        typer.Option("--blocking-sends/--no-blocking-sends", help="Whether a worker waits until its data arrive."),
+    ] = None,
+    barrier: Annotated[
+        float | None, typer.Option(min=0, help="Time of a barrier of all workers between steps.", show_default="none")
+    ] = None,
 ) -> Costs:
     """Return the costs of a file, overridden by the options."""
     found = Costs(Durations({})) if costs is None else read_costs(costs)
@@ -104,6 +111,8 @@ def costs_from(
         durations=Durations({**entries, **parse_durations(cost or [])}),
         link=replace(found.link, **link),
         slowdown=found.slowdown if slowdown is None else slowdown,
+        blocking_sends=found.blocking_sends if blocking_sends is None else blocking_sends,
+        barrier=found.barrier if barrier is None else barrier,
     )
 
 
@@ -224,7 +233,7 @@ def print_summary(found: dict[str, Any]) -> None:
     shown = " ".join(path if len(path) <= 12 else [*path[:6], "…", *path[-6:]])
     print_line("schedule", found["name"], 14)
     print_line("makespan", _number(found["makespan"]), 14)
-    print_line("bubble", _share(found["bubble"]), 14)
+    print_line("bubble", f"{_share(found['bubble'])}, {_share(found['span_bubble'])} of a worker's own span", 14)
     print_line("memory", _number(found["peak_memory"]), 14)
     print_line("critical path", f"{len(path)} cells: {shown}", 14)
     out.print()
