@@ -85,6 +85,24 @@ class Route(NamedTuple):
     latency: float
 
 
+def carry(route: Route, size: float, now: float, held: dict[Any, tuple[float, Any]],
+          holder: Any) -> tuple[float, float, Any]:  # fmt: skip
+    """Let a transfer that is ready at `now` take its path; return when it begins, when it arrives, whom it waited for.
+
+    `held` says until when, and by what, every side is occupied; the transfer is entered as `holder`.
+    """
+    begin, held_by = now, None
+    for key, _ in route.sides:
+        if key in held and held[key][0] > begin:
+            begin, held_by = held[key]
+    passed = begin
+    for key, bandwidth in route.sides:
+        until = begin + size / bandwidth
+        held[key] = until, holder
+        passed = max(passed, until)
+    return begin, passed + route.latency, held_by
+
+
 @dataclass(frozen=True)
 class Link:
     """The connection between any two workers, one for each direction.

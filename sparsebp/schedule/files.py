@@ -7,7 +7,8 @@ action takes the same time.
 
 Where a schedule has several streams per worker, a row stands for a stream, and its first cell names both: ``0:main``,
 ``0:sub``. A first row ``schedule=NAME,first=I,weights=latest,recomputed=0 2`` holds everything that cells cannot; where
-no stage has weights, and so no U and S, ``updates=step`` and ``synchronised=True`` too. PyTorch reads neither row, nor
+no stage has weights, and so no U and S, ``updates=step`` and ``synchronised=True`` too, and ``backward=True`` where the
+only stage has none. PyTorch reads neither row, nor
 U and S: see ``to_csv(…, torch=True)``.
 
 Programs have one row per rank, with its communication. ``0SEND_F1`` and ``1RECV_F1`` are the two ends of the message
@@ -50,7 +51,8 @@ from sparsebp.schedule.schedule import (
 )
 from sparsebp.schedule.simulation import simulate
 
-OPTIONS = ("schedule", "first", "weights", "updates", "synchronised", "unweighted", "recomputed", "replicated")
+OPTIONS = ("schedule", "first", "weights", "updates", "synchronised", "backward", "unweighted", "recomputed",
+           "replicated")  # fmt: skip
 """Keys of the first row's ``key=value`` cells; it begins with the first of these."""
 
 _LABEL = re.compile(r"([0-9]{1,9}):(\w+)")
@@ -190,6 +192,8 @@ def for_torch(schedule: Schedule, *, sums: bool = False) -> Schedule:
         raise _not_for_torch("begins with backwards", 'first="I"')
     if graph.updates == "microbatch":
         raise _not_for_torch("updates after every micro-batch", graph.updates)
+    if not graph.backward:
+        raise _not_for_torch("has no backward", "forwards alone")
     if schedule.recomputed:
         raise _not_for_torch("recomputes activations", f"stages {sorted(schedule.recomputed)}")
     if schedule.replicated:
@@ -306,7 +310,13 @@ def from_csv(content: str | bytes, *, first: First | None = None, weights: Weigh
     updates = cast(Updates | None, rows.options.get("updates", (None,))[0])
     try:
         graph = infer_graph(
-            rows.places, first or "F", weights, rows.numbers("unweighted"), updates, rows.flag("synchronised")
+            rows.places,
+            first or "F",
+            weights,
+            rows.numbers("unweighted"),
+            updates,
+            rows.flag("synchronised"),
+            rows.flag("backward"),
         )
     except OptionError as error:
         about = ("first", "weights", "updates", "unweighted")
@@ -356,11 +366,11 @@ def to_csv(schedule: Schedule, *, torch: bool = False) -> str:
 
 
 def infer_graph(actions: Iterable[Action], first: First = "F", weights: Weights | None = None,
-                unweighted: Iterable[int] = (), updates: Updates | None = None,
-                synchronised: bool | None = None) -> StepGraph:  # fmt: skip
+                unweighted: Iterable[int] = (), updates: Updates | None = None, synchronised: bool | None = None,
+                backward: bool | None = None) -> StepGraph:  # fmt: skip
     """Return the graph of a step from its actions, F of every stage and micro-batch among them."""
     # unweighted: Stages without weights, in addition to those without any W, B, S or U.
-    # updates, synchronised: None: as the actions have it, which do not show it where no stage has weights.
+    # updates, synchronised, backward: None: as the actions have it, which do not show it where no stage has weights.
     everything = set(actions)
     found = {action.microbatch is not None for action in everything if action.kind == "U"}
     if len(found) > 1:
@@ -369,7 +379,8 @@ def infer_graph(actions: Iterable[Action], first: First = "F", weights: Weights 
                           got=" and ".join(map(str, mixed)), remedy="Write all as 0U, or all as 0U0")  # fmt: skip
     updates = updates or ("none" if not found else "microbatch" if True in found else "step")
     stages = range(1 + max(action.stage for action in everything))
-    weighted = {action.stage for action in everything if action.kind in "WBSU"}.difference(unweighted)
+    backward = any(action.kind != "F" for action in everything) if backward is None else backward
+    weighted = {action.stage for action in everything if action.kind in "WBSU" or not backward}.difference(unweighted)
     return StepGraph(
         len(stages),
         1 + max(action.microbatch or 0 for action in everything),
@@ -378,6 +389,7 @@ def infer_graph(actions: Iterable[Action], first: First = "F", weights: Weights 
         synchronised=any(action.kind == "S" for action in everything) if synchronised is None else synchronised,
         first=first,
         weights=weights or ("stashed" if updates == "microbatch" else "current"),
+        backward=backward,
     )
 
 
@@ -399,7 +411,7 @@ def _check_forwards(rows: Rows) -> None:
 def _options(schedule: Schedule) -> dict[str, str]:
     """Return the contents of the first row: the name, and everything that the cells do not imply."""
     graph, guess, options = schedule.graph, infer_graph(schedule), {OPTIONS[0]: schedule.name}
-    for key in ("first", "weights", "updates", "synchronised"):
+    for key in ("first", "weights", "updates", "synchronised", "backward"):
         if getattr(graph, key) != getattr(guess, key):
             options[key] = str(getattr(graph, key))
     usual = {"unweighted": guess.unweighted, "recomputed": frozenset(), "replicated": frozenset()}

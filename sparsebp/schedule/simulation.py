@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from sparsebp.core.check import check_integer, shown
 from sparsebp.core.errors import OptionError
 from sparsebp.core.locks import cached_property
-from sparsebp.schedule.costs import Costs, Route
+from sparsebp.schedule.costs import Costs, Route, carry
 from sparsebp.schedule.schedule import (
     KINDS,
     Action,
@@ -374,17 +374,8 @@ class Run:
         route = self._routes.get(pair)
         if route is None:
             route = self._routes[pair] = self.costs.link.route(*pair)
-        held, transfer = self._held, len(self.sends)
-        begin, held_by = now, None
-        for key, _ in route.sides:
-            if key in held and held[key][0] > begin:
-                begin, held_by = held[key]
-        passed, size = begin, self._sizes[send.source.stage - (send.source.kind == "I")]
-        for key, bandwidth in route.sides:
-            until = begin + size / bandwidth
-            held[key] = until, -1 - transfer
-            passed = max(passed, until)
-        end = passed + route.latency
+        transfer, size = len(self.sends), self._sizes[send.source.stage - (send.source.kind == "I")]
+        begin, end, held_by = carry(route, size, now, self._held, -1 - transfer)
         self.sends.append(send)
         self.sources.append(entry)
         self.held_by.append(held_by)
@@ -482,7 +473,7 @@ class MemoryCurve:
         makes them on the same worker, until the forward starts and counts them as saved. Without a backward until it
         ends. The input of stage 0 is the data, and not counted.
     optimizer
-        State of the optimizer, all the time.
+        State of the optimizer, all the time where the step has a backward.
     """
 
     worker: int
@@ -520,7 +511,7 @@ def memory_curves(run: Run) -> tuple[MemoryCurve, ...]:
             own += account.activations()
             own += account.output_gradients()
             if graph.weighted(stage):
-                own += account.weight_gradients()
+                own += account.weight_gradients() if graph.backward else ()
                 own += account.weights()
     return tuple(_curve(worker, found) for worker, found in enumerate(changes))
 
@@ -632,7 +623,7 @@ class _StageAccount:
         """Yield changes of the versions of the stage's weights."""
         run, amount = self._run, self._bytes.weights
         yield 0.0, _WEIGHTS, amount
-        yield 0.0, _OPTIMIZER, self._bytes.optimizer
+        yield 0.0, _OPTIMIZER, self._bytes.optimizer if self._graph.backward else 0
         if self._graph.weights != "stashed":
             return
         made = run.updates[self._stage]
