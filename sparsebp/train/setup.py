@@ -20,7 +20,7 @@ from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
 from sparsebp.runtime.search import SCHEDULE_NAME, OutOfOrderExecutor
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import BUILDERS, Fusion, build, conventional, data_parallel
-from sparsebp.schedule.files import read_csv, to_csv
+from sparsebp.schedule.files import read_csv, to_csv, without_weights
 from sparsebp.train.monitors import check_measured
 from sparsebp.train.state import TrainingState
 
@@ -163,7 +163,7 @@ def schedule_of(
     if given.graph.microbatches != accumulate:
         raise OptionError("The schedule has another number of micro-batches", expected=f"accumulate={accumulate}",
                           got=given.graph.microbatches, remedy="Pass accumulate= as the schedule has it")  # fmt: skip
-    return given
+    return without_weights(given, stages.unweighted) if given.graph.stages == len(stages) else given
 
 
 def _earlier_schedule(run: TrainingState, stages: Stages) -> Schedule | None:
