@@ -92,8 +92,8 @@ def gpipe(*, workers: int, stages: int, microbatches: int, unweighted: Iterable[
           input_gradient: bool = True, recomputed: Iterable[int] = ()) -> Schedule:  # fmt: skip
     """Return the schedule of GPipe: every worker runs the forwards of all micro-batches, then their backwards.
 
-    Its bubble is (N − 1) / (M + N − 1) for N workers, M micro-batches and equal stages. With one micro-batch it is the
-    "conventional cross-layer model parallelism" of the out-of-order paper (§5.2.1, Fig. 5a).
+    Its bubble is (N − 1) / (M + N − 1) for N workers, M micro-batches, equal stages and free transfers. With one
+    micro-batch it is the "conventional cross-layer model parallelism" of the out-of-order paper (§5.2.1, Fig. 5a).
 
     Parameters
     ----------
@@ -151,9 +151,9 @@ def interleaved_one_f_one_b(*, workers: int, stages: int, microbatches: int, chu
                             unweighted: Iterable[int] = (), input_gradient: bool = True) -> Schedule:  # fmt: skip
     """Return the interleaved 1F1B schedule: 1F1B, with `chunks` parts of the model on every worker in turn.
 
-    The bubble is `chunks` times smaller than 1F1B's, for `chunks` times as much communication. It needs workers ·
-    chunks stages or more. With more micro-batches than workers, they must split evenly into
-    ``microbatches // workers`` rounds.
+    With equal stages and free transfers the bubble is `chunks` times smaller than 1F1B's, for `chunks` times as much
+    communication. It needs workers · chunks stages or more. With more micro-batches than workers, they must split
+    evenly into ``microbatches // workers`` rounds.
 
     Notes
     -----
@@ -170,10 +170,11 @@ def zero_bubble_h1(*, workers: int, stages: int, microbatches: int, chunks: int 
                    input_gradient: bool = True) -> Schedule:  # fmt: skip
     """Return ZB-H1: 1F1B, with worker k's weight gradients k micro-batches behind its input gradients.
 
-    The bubble falls from (N − 1)(F + I + W) to (N − 1)(F + I − W). Every worker saves the activations of N
-    micro-batches, as many as 1F1B's first. In addition it keeps the gradients that W needs: with F = I = W, worker k
-    keeps those of k + 1 micro-batches instead of one. With several `chunks` it is PyTorch's interleaved schedule, and
-    `interleaved_one_f_one_b` says which micro-batches it needs.
+    Where W ≤ F, the bubble falls from (N − 1)(F + I + W) to (N − 1)(F + I − W), counted between a worker's first and
+    last action and from 2 N − 1 micro-batches on; other durations have other bubbles, see `simulate`. Every worker
+    saves the activations of N micro-batches, as many as 1F1B's first. In addition it keeps the gradients that W needs:
+    with F = I = W, worker k keeps those of k + 1 micro-batches instead of one. With several `chunks` it is PyTorch's
+    interleaved schedule, and `interleaved_one_f_one_b` says which micro-batches it needs.
 
     Notes
     -----
@@ -190,9 +191,10 @@ def zero_bubble_h2(*, workers: int, stages: int, microbatches: int, chunks: int 
                    input_gradient: bool = True) -> Schedule:  # fmt: skip
     """Return ZB-H2: twice the warm-up of ZB-H1, and twice its delay of the weight gradients.
 
-    The bubble is (N − 1)(F + I − 2 W): none where F = I = W, from 2 N − 1 micro-batches on. It is counted between a
-    worker's first and last action. Workers start and end one after another, so the next step can follow without a gap
-    unless all workers synchronise at the end of the step. The activations of 2 N − 1 micro-batches are saved.
+    Where W ≤ F and W ≤ I, the bubble is (N − 1)(F + I − 2 W): none where F = I = W, from 2 N − 1 micro-batches on.
+    Other durations have other bubbles, see `simulate`. It is counted between a worker's first and last action. Workers
+    start and end one after another, so the next step can follow without a gap unless all workers synchronise at the end
+    of the step. The activations of 2 N − 1 micro-batches are saved.
 
     Notes
     -----
@@ -362,7 +364,8 @@ def dualpipe_v(*, workers: int, stages: int, microbatches: int, unweighted: Iter
 
     DeepSeek's kernels hide the communication of one half of such a pair behind the computation of the other. `simulate`
     takes max(F, B) for a pair, or more as `Costs.slowdown` says, up to F + B with 2; ranks of sparsebp run F, then B.
-    With F&B for a pair, B = I + W and I = F, the longest bubble is (N − 1)(F&B + B − 3 W), in durations of a chunk.
+    With F&B for a pair and B = I + W, the longest bubble is (N − 1)(F&B + B − 3 W), in durations of a chunk, if I = F
+    and W ≤ F; other durations have other bubbles, see `simulate`.
     Every worker saves the activations of 2 N + 1 chunks. It needs 2 N stages and 2 N micro-batches or more.
 
     Notes
@@ -385,8 +388,8 @@ def dualpipe(*, workers: int, stages: int, microbatches: int, unweighted: Iterab
 
     Worker k has chunks k and N − 1 − k of the stages in N chunks: all stages are on two workers, `Schedule.replicated`.
     Its order is that of worker min(k, N − 1 − k) in `dualpipe_v` with N / 2 workers and half the micro-batches. So are
-    overlapped pairs, longest bubble and activations: (N / 2 − 1)(F&B + B − 3 W) and N + 1 chunks. It needs N stages or
-    more, an even number of workers, and an even number of micro-batches, 2 N or more.
+    overlapped pairs, longest bubble (with I = F and W ≤ F) and activations: (N / 2 − 1)(F&B + B − 3 W), N + 1 chunks.
+    It needs N stages or more, an even number of workers, and an even number of micro-batches, 2 N or more.
 
     Notes
     -----
