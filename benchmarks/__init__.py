@@ -20,7 +20,7 @@ MODULES = {
     "jacobian": "jacobians", "convergence": "training", "pruned": "jacobians", "optim": "training",
     "fusion": "training", "convolution": "training", "layers": "layers", "schedule": "schedules", "busy": "schedules",
     "time-parallel": "ranks", "data-parallel": "ranks", "spectrain": "schedules",
-    "scaling": "scaling", "scaling-papers": "scaling", "scaling-measured": "scaling",
+    "scaling": "scaling", "scaling-papers": "scaling", "scaling-measured": "scaling", "bubbles": "bubbles",
     "vanishing": "vanishing", "others": "others", "others-speech": "others", "one-step": "one_step",
     "thresholds": "thresholds", "choices": "thresholds", "sharing": "thresholds",
     "gpu-numbers": "gpu", "gpu-grid": "gpu", "gpu-graphs": "gpu",

@@ -30,7 +30,7 @@ def fitting(name: str, workers: int, stages: int, microbatches: int) -> dict[str
     if name == "dualpipe":
         workers += workers % 2
         stages, microbatches = max(stages, workers), microbatches + microbatches % 2
-    if name in ("zb-v", "dualpipe-v"):
+    if name in ("zb-v", "v-half", "v-min", "dualpipe-v"):
         stages = max(stages, 2 * workers)
     if name in ("dualpipe", "dualpipe-v"):
         microbatches = max(microbatches, 2 * workers)

@@ -27,8 +27,9 @@ from sparsebp.cli.common import (
     write_json,
 )
 from sparsebp.core import tables
+from sparsebp.core.check import shown
 from sparsebp.core.errors import OptionError, SparseBPError
-from sparsebp.core.files import write_atomically, write_figure
+from sparsebp.core.files import read_file, write_atomically, write_figure
 from sparsebp.schedule import (
     Costs,
     Schedule,
@@ -44,12 +45,14 @@ from sparsebp.schedule import (
     write_programs,
     write_trace,
 )
-from sparsebp.schedule.builders import BUILDERS, Fusion, Priority
+from sparsebp.schedule.builders import BUILDERS, Fusion, Priority, discover_builders
 from sparsebp.schedule.builders import build as build_schedule
 from sparsebp.schedule.costs import Durations, parse_durations
-from sparsebp.schedule.files import from_csv
+from sparsebp.schedule.files import check_communication, from_csv
 from sparsebp.schedule.plot import COLOURS, summary
 from sparsebp.schedule.schedule import First, Weights
+
+discover_builders()
 
 MOST = 100_000
 """Bound for numbers of stages, micro-batches and so on: larger schedules exceed memory and patience."""
@@ -79,6 +82,34 @@ def load(
     return read_csv(file, first=first, weights=weights)
 
 
+def load_checked(
+    file: Annotated[str, typer.Argument(help="A CSV file: ours, or one that PyTorch dumped; - reads standard input.")],
+    first: Annotated[
+        First | None,
+        typer.Option(help="How the step begins: with forwards, backwards or updates.", show_default="as in the file"),
+    ] = None,
+    weights: Annotated[
+        Weights | None,
+        choice_option("The weights that a backward reads", get_args(Weights), show_default="as in the file"),
+    ] = None,
+    one_stream: Annotated[
+        bool,
+        typer.Option(
+            "--one-stream/--any-stream", help="Whether a rank's sends and receives run in one order, as NCCL's do."
+        ),
+    ] = True,
+) -> tuple[Schedule, bool]:
+    """Read a schedule, and check its communication; return whether it has any."""
+    source = "standard input" if file == "-" else file
+    if file == "-":
+        content = sys.stdin.buffer.read()
+    else:
+        content = read_file(Path(file), f"{file} cannot be read", expected="a CSV file", remedy="Pass a path")
+    schedule = from_csv(content, first=first, weights=weights, source=source)
+    checked = check_communication(content, schedule, one_stream=one_stream, source=source)
+    return schedule if schedule.name else replace(schedule, name=Path(file).stem), checked
+
+
 def costs_from(
     cost: Annotated[
         list[str] | None,
@@ -94,6 +125,13 @@ def costs_from(
     slowdown: Annotated[
         float | None, typer.Option(min=1, help="Of each of two busy streams of a worker.", show_default="1")
     ] = None,
+    blocking_sends: Annotated[
+        bool | None,
+        typer.Option("--blocking-sends/--no-blocking-sends", help="Whether a worker waits until its data arrive."),
+    ] = None,
+    barrier: Annotated[
+        float | None, typer.Option(min=0, help="Time of a barrier of all workers between steps.", show_default="none")
+    ] = None,
 ) -> Costs:
     """Return the costs of a file, overridden by the options."""
     found = Costs(Durations({})) if costs is None else read_costs(costs)
@@ -104,6 +142,8 @@ def costs_from(
         durations=Durations({**entries, **parse_durations(cost or [])}),
         link=replace(found.link, **link),
         slowdown=found.slowdown if slowdown is None else slowdown,
+        blocking_sends=found.blocking_sends if blocking_sends is None else blocking_sends,
+        barrier=found.barrier if barrier is None else barrier,
     )
 
 
@@ -224,7 +264,7 @@ def print_summary(found: dict[str, Any]) -> None:
     shown = " ".join(path if len(path) <= 12 else [*path[:6], "…", *path[-6:]])
     print_line("schedule", found["name"], 14)
     print_line("makespan", _number(found["makespan"]), 14)
-    print_line("bubble", _share(found["bubble"]), 14)
+    print_line("bubble", f"{_share(found['bubble'])}, {_share(found['span_bubble'])} of a worker's own span", 14)
     print_line("memory", _number(found["peak_memory"]), 14)
     print_line("critical path", f"{len(path)} cells: {shown}", 14)
     out.print()
@@ -264,23 +304,27 @@ def build(
       sparsebp schedule build ooo --stages 12 --cost W=1.5 --memory-ratio 1.2
     """
     schedule = build_schedule(name, costs=prices, **sizes, **technique)
+    prices.check(schedule.graph)
     if out is None:
         typer.echo(to_csv(schedule, torch=torch).replace("\r\n", "\n"), nl=False)
     else:
         write_csv(schedule, out, torch=torch)
 
 
-@taking("schedule", load)
-def validate(*, schedule: Schedule, json: JsonOption = False) -> None:
+@taking("checked", load_checked)
+def validate(*, checked: tuple[Schedule, bool], json: JsonOption = False) -> None:
     """Check that a schedule is complete and can finish.
 
-    And that backwards read the right weights.
+    And that backwards read the right weights. Of a file with sends and
+    receives, that these are complete and finish even if nothing is buffered.
 
     \b
     Examples:
+      sparsebp schedule validate compute_comms.csv
       sparsebp schedule validate gpipe.csv
       sparsebp schedule validate backward-first.csv --first I --json
     """
+    schedule, communication = checked
     counts = {
         "workers": schedule.workers,
         "streams": len(schedule.lanes),
@@ -289,10 +333,11 @@ def validate(*, schedule: Schedule, json: JsonOption = False) -> None:
         "actions": sum(1 for _ in schedule),
     }
     if json:
-        write_json({"event": "result", "name": schedule.name, **counts})
+        write_json({"event": "result", "name": schedule.name, **counts, "communication": communication})
         return
     listed = ", ".join(f"{count} {name.replace('microb', 'micro-b')}" for name, count in counts.items())
-    print_line("", f"{schedule.name or 'The schedule'} is valid: {listed}", 0)
+    sent = "; its sends and receives finish" * communication
+    print_line("", f"{schedule.name or 'The schedule'} is valid: {listed}{sent}", 0)
 
 
 @taking("schedule", load)
@@ -365,6 +410,9 @@ def lower_file(
     torch: Annotated[
         bool, typer.Option("--torch", help="Only what PyTorch's loader reads, in one stream: no U; S is REDUCE_GRAD.")
     ] = False,
+    sharded: Annotated[
+        str | None, typer.Option(help="Stages with sharded weights (FSDP), such as 0,1: UNSHARD and RESHARD in a .csv.")
+    ] = None,
     out: Annotated[
         Path | None,
         out_option(f"The file to write: PyTorch's cells (.csv), or text (.txt). {REPLACED}", show_default="text here"),
@@ -379,15 +427,18 @@ def lower_file(
       sparsebp schedule lower gpipe.csv
       sparsebp schedule lower gpipe.csv --one-stream --out programs.csv
       sparsebp schedule lower zb-h1.csv --torch --out compute_comms.csv
+      sparsebp schedule lower zb-h1.csv --torch --sharded 0,1 --out fsdp.csv
     """
     programs = lower(for_torch(schedule, sums=True) if torch else schedule, one_stream=one_stream or torch)
-    text = "\n".join(map(str, programs))
+    text, shards = "\n".join(map(str, programs)), stages_of(sharded) or ()
+    if shards and (out is None or out.suffix != ".csv"):
+        raise OptionError("Only files of cells say what is sharded", expected="--out programs.csv", got=shown(sharded))
     if out is None:
         typer.echo(text)
     elif out.suffix == ".txt":
         write_atomically(out, (text + "\n").encode())
     elif out.suffix == ".csv":
-        write_programs(programs, out)
+        write_programs(programs, out, sharded=shards)
     else:
         raise OptionError("Unknown kind of programs", expected=".csv or .txt", got=repr(out.suffix))
 
@@ -434,6 +485,10 @@ def compare(
         try:
             if name.endswith(".csv"):
                 schedule = read_csv(name)
+                if schedule.graph.stages != sizes["stages"]:
+                    expected, remedy = f"{sizes['stages']} stages", "Pass its number as --stages"
+                    raise OptionError(f"{name} is of another model", expected=expected, got=schedule.graph.stages,
+                                      remedy=remedy)  # fmt: skip
             else:
                 schedule = build_schedule(name, costs=prices, strict=False, **sizes)
             rows.append({"builder": name, **compared(summary(simulate(schedule, prices, steps=steps)))})

@@ -8,12 +8,15 @@ model with fewer stages than workers, or any other option that does not fit rais
 from __future__ import annotations
 
 import inspect
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
+from importlib.metadata import entry_points
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
+from sparsebp.core.check import shown
 from sparsebp.core.errors import OptionError
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.reorder import (
@@ -37,6 +40,7 @@ from sparsebp.schedule.reorder import (
     two_stream_list,
 )
 from sparsebp.schedule.schedule import Action, Cell, Overlap, Schedule, StepGraph
+from sparsebp.schedule.simulation import Simulation, simulate
 
 __all__ = [
     "BUILDERS",
@@ -44,12 +48,15 @@ __all__ = [
     "Priority",
     "Region",
     "RegionTimes",
+    "breadth_first",
     "conventional",
     "data_parallel",
+    "discover_builders",
     "dualpipe",
     "dualpipe2018",
     "dualpipe_v",
     "fast_forward",
+    "forward_only",
     "gpipe",
     "interleaved_one_f_one_b",
     "largest_k",
@@ -59,10 +66,15 @@ __all__ = [
     "out_of_order",
     "pipedream",
     "place_updates",
+    "register_builder",
     "reverse_first_k",
     "search_k",
     "synchronise",
     "two_stream_list",
+    "v_half",
+    "v_min",
+    "zero_bubble_1p",
+    "zero_bubble_2p",
     "zero_bubble_h1",
     "zero_bubble_h2",
     "zero_bubble_v",
@@ -77,11 +89,11 @@ Way: TypeAlias = tuple[str, int]
 
 @builder
 def gpipe(*, workers: int, stages: int, microbatches: int, unweighted: Iterable[int] = (),
-          input_gradient: bool = True) -> Schedule:  # fmt: skip
+          input_gradient: bool = True, recomputed: Iterable[int] = ()) -> Schedule:  # fmt: skip
     """Return the schedule of GPipe: every worker runs the forwards of all micro-batches, then their backwards.
 
-    Its bubble is (N − 1) / (M + N − 1) for N workers, M micro-batches and equal stages. With one micro-batch it is the
-    "conventional cross-layer model parallelism" of the out-of-order paper (§5.2.1, Fig. 5a).
+    Its bubble is (N − 1) / (M + N − 1) for N workers, M micro-batches, equal stages and free transfers. With one
+    micro-batch it is the "conventional cross-layer model parallelism" of the out-of-order paper (§5.2.1, Fig. 5a).
 
     Parameters
     ----------
@@ -96,6 +108,8 @@ def gpipe(*, workers: int, stages: int, microbatches: int, unweighted: Iterable[
     input_gradient
         Whether stage 0 has an I. True for stages of several layers, where B of the first stage costs as much as B of
         the others (and as in ``torch.distributed.pipelining``); False where a stage is one layer.
+    recomputed
+        Stages that keep only their input and compute the rest again (§2.3 of the paper, for all stages).
 
     Raises
     ------
@@ -112,7 +126,8 @@ def gpipe(*, workers: int, stages: int, microbatches: int, unweighted: Iterable[
     def turns(partition: Partition, worker: int) -> Iterator[Turn]:
         return ((kind, worker, m) for kind in "FB" for m in range(microbatches))
 
-    return _pipeline("GPipe", graph, workers, turns, input_gradient=input_gradient)
+    schedule = _pipeline("GPipe", graph, workers, turns, input_gradient=input_gradient)
+    return replace(schedule, recomputed=frozenset(recomputed))
 
 
 @builder
@@ -136,9 +151,9 @@ def interleaved_one_f_one_b(*, workers: int, stages: int, microbatches: int, chu
                             unweighted: Iterable[int] = (), input_gradient: bool = True) -> Schedule:  # fmt: skip
     """Return the interleaved 1F1B schedule: 1F1B, with `chunks` parts of the model on every worker in turn.
 
-    The bubble is `chunks` times smaller than 1F1B's, for `chunks` times as much communication. It needs workers ·
-    chunks stages or more. With more micro-batches than workers, they must split evenly into
-    ``microbatches // workers`` rounds.
+    With equal stages and free transfers the bubble is `chunks` times smaller than 1F1B's, for `chunks` times as much
+    communication. It needs workers · chunks stages or more. With more micro-batches than workers, they must split
+    evenly into ``microbatches // workers`` rounds.
 
     Notes
     -----
@@ -155,10 +170,11 @@ def zero_bubble_h1(*, workers: int, stages: int, microbatches: int, chunks: int 
                    input_gradient: bool = True) -> Schedule:  # fmt: skip
     """Return ZB-H1: 1F1B, with worker k's weight gradients k micro-batches behind its input gradients.
 
-    The bubble falls from (N − 1)(F + I + W) to (N − 1)(F + I − W). Every worker saves the activations of N
-    micro-batches, as many as 1F1B's first. In addition it keeps the gradients that W needs: with F = I = W, worker k
-    keeps those of k + 1 micro-batches instead of one. With several `chunks` it is PyTorch's interleaved schedule, and
-    `interleaved_one_f_one_b` says which micro-batches it needs.
+    Where W ≤ F, the bubble falls from (N − 1)(F + I + W) to (N − 1)(F + I − W), counted between a worker's first and
+    last action and from 2 N − 1 micro-batches on; other durations have other bubbles, see `simulate`. Every worker
+    saves the activations of N micro-batches, as many as 1F1B's first. In addition it keeps the gradients that W needs:
+    with F = I = W, worker k keeps those of k + 1 micro-batches instead of one. With several `chunks` it is PyTorch's
+    interleaved schedule, and `interleaved_one_f_one_b` says which micro-batches it needs.
 
     Notes
     -----
@@ -175,9 +191,10 @@ def zero_bubble_h2(*, workers: int, stages: int, microbatches: int, chunks: int 
                    input_gradient: bool = True) -> Schedule:  # fmt: skip
     """Return ZB-H2: twice the warm-up of ZB-H1, and twice its delay of the weight gradients.
 
-    The bubble is (N − 1)(F + I − 2 W): none where F = I = W, from 2 N − 1 micro-batches on. It is counted between a
-    worker's first and last action. Workers start and end one after another, so the next step can follow without a gap
-    unless all workers synchronise at the end of the step. The activations of 2 N − 1 micro-batches are saved.
+    Where W ≤ F and W ≤ I, the bubble is (N − 1)(F + I − 2 W): none where F = I = W, from 2 N − 1 micro-batches on.
+    Other durations have other bubbles, see `simulate`. It is counted between a worker's first and last action. Workers
+    start and end one after another, so the next step can follow without a gap unless all workers synchronise at the end
+    of the step. The activations of 2 N − 1 micro-batches are saved.
 
     Notes
     -----
@@ -223,13 +240,132 @@ def zero_bubble_v(*, workers: int, stages: int, microbatches: int, unweighted: I
 
 
 @builder
+def zero_bubble_1p(*, workers: int, stages: int, microbatches: int, costs: Costs | None = None,
+                   unweighted: Iterable[int] = (), input_gradient: bool = True) -> Schedule:  # fmt: skip
+    """Return ZB-1p: an order that is found for the given costs, with the memory of 1F1B.
+
+    Each worker saves at most the activations of N micro-batches. `list_schedule` makes candidates, with more or fewer
+    forwards ahead and weight gradients behind, and the one with the least `Simulation.span_bubble` is taken.
+
+    Parameters
+    ----------
+    workers, stages, microbatches, unweighted, input_gradient
+        As for `gpipe`.
+    costs
+        Durations, link and bytes (`StageBytes.saved_for_weights` says what I frees).
+
+    Notes
+    -----
+    Qi et al., "Zero bubble pipeline parallelism", 2023 (ICLR 2024), §3, whose heuristic is another. With the paper's
+    profiled durations the bubbles are the paper's or smaller (docs/benchmarks/schedules.md).
+    """
+    graph = StepGraph(stages, microbatches, frozenset(unweighted))
+    return _within("ZB-1p", graph, workers, 1, costs or Costs(), input_gradient)
+
+
+@builder
+def zero_bubble_2p(*, workers: int, stages: int, microbatches: int, costs: Costs | None = None,
+                   unweighted: Iterable[int] = (), input_gradient: bool = True) -> Schedule:  # fmt: skip
+    """Return ZB-2p: as `zero_bubble_1p`, with the activations of 2 N micro-batches on each worker."""
+    graph = StepGraph(stages, microbatches, frozenset(unweighted))
+    return _within("ZB-2p", graph, workers, 2, costs or Costs(), input_gradient)
+
+
+@builder
+def v_half(*, workers: int, stages: int, microbatches: int, unweighted: Iterable[int] = (),
+           input_gradient: bool = True) -> Schedule:  # fmt: skip
+    """Return V-Half: stages placed in a V as in `zero_bubble_v`, with about half of its activations.
+
+    Every worker saves at most the activations of 2 ⌊(N + 2) / 2⌋ chunks. With equal F, I and W and 8 N micro-batches
+    the workers wait for 5 to 7 % of the work: (3.5 N − 2) units for even N up to 16. It needs 2 N stages or more.
+
+    Notes
+    -----
+    Qi et al., "Pipeline parallelism with controllable memory", NeurIPS 2024, §3: its building block, repeated every six
+    units of time; weight gradients fill the gaps.
+    """
+    gap = 0 if workers % 2 else 3
+
+    def block(k: int) -> dict[Way, int]:
+        n = 3 * workers
+        return {("F", 0): 2 * k, ("F", 1): n - k - 2, ("I", 1): n + gap + 2 * k - 1, ("I", 0): 2 * n + gap - k - 2}
+
+    graph = StepGraph(stages, microbatches, frozenset(unweighted))
+    return _repeated("V-Half", graph, workers, block, input_gradient)
+
+
+@builder
+def v_min(*, workers: int, stages: int, microbatches: int, unweighted: Iterable[int] = (),
+          input_gradient: bool = True) -> Schedule:  # fmt: skip
+    """Return V-Min: stages placed in a V as in `zero_bubble_v`, with about a third of its activations.
+
+    Every worker saves at most the activations of 2 ⌊(N + 4) / 3⌋ chunks. With equal F, I and W and 8 N micro-batches
+    the workers wait for up to 8.3 % of the work. It needs 2 N stages or more, and durations that are about equal: the
+    paper's other building blocks depend less on that.
+
+    Notes
+    -----
+    Qi et al., "Pipeline parallelism with controllable memory", NeurIPS 2024, §3, as in `v_half`.
+    """
+    gap = 0 if workers % 3 else 2
+
+    def block(k: int) -> dict[Way, int]:
+        n = 2 * workers
+        return {("F", 0): k, ("F", 1): n - k - 1, ("I", 1): n + gap + k, ("I", 0): 2 * n + gap - k - 1}
+
+    graph = StepGraph(stages, microbatches, frozenset(unweighted))
+    return _repeated("V-Min", graph, workers, block, input_gradient)
+
+
+@builder
+def breadth_first(*, workers: int, stages: int, microbatches: int, chunks: int = 2, unweighted: Iterable[int] = (),
+                  input_gradient: bool = True) -> Schedule:  # fmt: skip
+    """Return the breadth-first schedule: each of a worker's `chunks` parts of the model runs all micro-batches in turn.
+
+    The parts are dealt out as in `interleaved_one_f_one_b`. Where stages are sharded, each is gathered twice a step.
+    The activations of all micro-batches are saved. It needs workers · chunks stages or more.
+
+    Notes
+    -----
+    Lamy-Poirier, "Breadth-first pipeline parallelism", MLSys 2023. The order is that of PyTorch's
+    ``ScheduleLoopedBFS``, whose backwards take the last micro-batch first.
+    """
+    graph = StepGraph(stages, microbatches, frozenset(unweighted))
+
+    def turns(partition: Partition, worker: int) -> Iterator[Turn]:
+        own = range(worker, workers * chunks, workers)
+        yield from (("F", chunk, m) for chunk in own for m in range(microbatches))
+        yield from (("B", chunk, m) for chunk in reversed(own) for m in reversed(range(microbatches)))
+
+    return _pipeline(f"breadth-first, {chunks} chunks", graph, workers, turns, chunks, input_gradient)
+
+
+@builder
+def forward_only(*, workers: int, stages: int, microbatches: int, chunks: int = 1,
+                 unweighted: Iterable[int] = ()) -> Schedule:  # fmt: skip
+    """Return a schedule of forwards alone, for evaluation: every worker takes its micro-batches as they come.
+
+    With several `chunks` of the model on every worker in turn, they take turns in rounds of N micro-batches.
+    """
+    graph = StepGraph(stages, microbatches, frozenset(unweighted), backward=False)
+
+    def turns(partition: Partition, worker: int) -> Iterator[Turn]:
+        for first in range(0, microbatches, workers):
+            for chunk in range(worker, workers * chunks, workers):
+                yield from (("F", chunk, m) for m in range(first, min(first + workers, microbatches)))
+
+    return _pipeline("forward only", graph, workers, turns, chunks)
+
+
+@builder
 def dualpipe_v(*, workers: int, stages: int, microbatches: int, unweighted: Iterable[int] = (),
                input_gradient: bool = True) -> Schedule:  # fmt: skip
     """Return DualPipeV: stages placed in a V as in `zero_bubble_v`, forwards of one arm overlap backwards of the other.
 
     DeepSeek's kernels hide the communication of one half of such a pair behind the computation of the other. `simulate`
     takes max(F, B) for a pair, or more as `Costs.slowdown` says, up to F + B with 2; ranks of sparsebp run F, then B.
-    With F&B for a pair, B = I + W and I = F, the longest bubble is (N − 1)(F&B + B − 3 W), in durations of a chunk.
+    With F&B for a pair and B = I + W, the longest bubble is (N − 1)(F&B + B − 3 W), in durations of a chunk, if I = F
+    and W ≤ F; other durations have other bubbles, see `simulate`.
     Every worker saves the activations of 2 N + 1 chunks. It needs 2 N stages and 2 N micro-batches or more.
 
     Notes
@@ -252,8 +388,8 @@ def dualpipe(*, workers: int, stages: int, microbatches: int, unweighted: Iterab
 
     Worker k has chunks k and N − 1 − k of the stages in N chunks: all stages are on two workers, `Schedule.replicated`.
     Its order is that of worker min(k, N − 1 − k) in `dualpipe_v` with N / 2 workers and half the micro-batches. So are
-    overlapped pairs, longest bubble and activations: (N / 2 − 1)(F&B + B − 3 W) and N + 1 chunks. It needs N stages or
-    more, an even number of workers, and an even number of micro-batches, 2 N or more.
+    overlapped pairs, longest bubble (with I = F and W ≤ F) and activations: (N / 2 − 1)(F&B + B − 3 W), N + 1 chunks.
+    It needs N stages or more, an even number of workers, and an even number of micro-batches, 2 N or more.
 
     Notes
     -----
@@ -383,6 +519,57 @@ def _delayed(name: str, ahead: int, workers: int, chunks: int, graph: StepGraph,
     return _pipeline(name, graph, workers, turns, chunks, input_gradient)
 
 
+_CANDIDATES = ((1.25, 1, 0, 1), (1.25, 3, 10, 0.5), (2, 1, 0, 0), (2, 3, 2, 0.5), (2, 5, 0, 0.2), (2.25, 3, 2, 1),
+               (2.25, 5, 0, 0.2))  # fmt: skip
+"""For `_within`: forwards ahead, and weight gradients behind, per worker; weight gradients behind on all; patience."""
+
+
+def _within(name: str, graph: StepGraph, workers: int, times: int, costs: Costs, input_gradient: bool) -> Schedule:
+    """Return the list schedule with the least bubble in which workers save `times` · N micro-batches."""
+    allocation = Partition(graph, workers, workers, input_gradient).allocation()
+    costs.check(graph)
+    whole = [0.0] * workers
+    for stage, worker in enumerate(allocation):
+        whole[worker] += costs.bytes_of(stage).saved
+
+    def candidate(ahead: float, behind: float, start: float, patience: float) -> Simulation:
+        def urgency(action: Action) -> tuple[float, int, int, int]:
+            stage, kind, m = action
+            k, m = allocation[stage], m or 0
+            if kind == "F":
+                return m - ahead * (workers - 1 - k), 1, m, stage
+            return (m, 0, m, -stage) if kind == "I" else (m + behind * k + start, 2, m, -stage)
+
+        memory = times * workers * max(whole)
+        return simulate(list_schedule(graph, allocation, urgency, costs, memory=memory, patience=patience,
+                                      input_gradient=input_gradient, name=name), costs)  # fmt: skip
+
+    found = (candidate(*options) for options in _CANDIDATES)
+    return min(found, key=lambda one: (one.span_bubble, one.makespan)).schedule
+
+
+def _repeated(name: str, graph: StepGraph, workers: int, block: Callable[[int], dict[Way, int]],
+              input_gradient: bool) -> Schedule:  # fmt: skip
+    """Return the schedule of two ways in which a block of F and I begins every six units of time; W fill the gaps."""
+
+    def order(k: int) -> Iterator[Way]:
+        waiting: deque[Way] = deque()
+        now = 0
+        starts = [(start + 6 * m, way) for way, start in block(k).items() for m in range(graph.microbatches)]
+        for start, (kind, way) in sorted(starts):
+            for _ in range(min(start - now, len(waiting))):
+                yield waiting.popleft()
+            yield kind, way
+            now = start + 1
+            if kind == "I":
+                waiting.append(("W", way))
+        yield from waiting
+
+    partition = Partition(graph, workers, 2 * workers, input_gradient)
+    orders = [list(order(k)) for k in range(workers)]
+    return _two_ways(name, partition, orders, _in_a_v(workers), graph.microbatches)
+
+
 def _check_filled(workers: int, microbatches: int) -> None:
     if microbatches < 2 * workers:
         raise OptionError("There are too few micro-batches to fill the pipeline", got=microbatches,
@@ -457,13 +644,50 @@ BUILDERS: dict[str, Callable[..., Schedule]] = {
     "interleaved-1f1b": interleaved_one_f_one_b,
     "zb-h1": zero_bubble_h1,
     "zb-h2": zero_bubble_h2,
+    "zb-1p": zero_bubble_1p,
+    "zb-2p": zero_bubble_2p,
     "zb-v": zero_bubble_v,
+    "v-half": v_half,
+    "v-min": v_min,
+    "breadth-first": breadth_first,
+    "forward-only": forward_only,
     "dualpipe": dualpipe,
     "dualpipe-v": dualpipe_v,
     "pipedream": pipedream,
     "dualpipe-2018": dualpipe2018,
 }
-"""The builders by the names of their techniques."""
+"""The builders by the names of their techniques. `register_builder` adds to them."""
+
+
+def register_builder(name: str, build: Callable[..., Schedule]) -> None:
+    """Add a builder, so that `build` and the command line find it by name.
+
+    Installed packages name theirs as entry points of the group ``sparsebp.schedules``, without a call.
+
+    Parameters
+    ----------
+    name
+        A new one.
+    build
+        Takes keyword arguments and returns a `Schedule`.
+
+    Raises
+    ------
+    OptionError
+        The name is taken, or the builder cannot be called.
+    """
+    if name in BUILDERS or not callable(build):
+        raise OptionError("This builder cannot be registered", expected="a new name, and a function",
+                          got=f"{name!r}, {shown(build)}")  # fmt: skip
+    BUILDERS[name] = build
+
+
+def discover_builders() -> None:
+    """Register the builders of installed packages: the entry points of the group ``sparsebp.schedules``."""
+    for point in entry_points(group="sparsebp.schedules"):
+        if point.name not in BUILDERS:
+            register_builder(point.name, point.load())
+
 
 SIZES = {"workers": 4, "stages": 8, "microbatches": 8}
 """Stand in for required options that `build` is not given."""
@@ -491,6 +715,8 @@ def build(name: str, *, costs: Costs | None = None, fusion: Fusion | None = None
     OptionError
         The builder is unknown, does not take an option, or refuses one.
     """
+    if name not in BUILDERS:
+        discover_builders()
     if name not in BUILDERS:
         raise OptionError("Unknown builder", expected=", ".join(BUILDERS), got=repr(name))
     parameters = inspect.signature(BUILDERS[name]).parameters

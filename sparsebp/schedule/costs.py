@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
-from sparsebp.core.check import check_integer, check_number, check_positive, shown
+from sparsebp.core.check import check_flag, check_integer, check_number, check_positive, shown
 from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.core.files import check_path, parse_json, read_file, write_atomically
 from sparsebp.schedule.schedule import KINDS, Action, Cell, Kind, Overlap, StepGraph, parts_of
@@ -30,16 +30,45 @@ class StageBytes:
     saved
         Everything that a forward keeps for the backward of one micro-batch, its input included.
     weights
-        The weights. Their gradient has the same size.
+        The weights as forward and backward read them.
+    gradients
+        The gradients of the weights. None: as many as `weights`.
+    optimizer
+        The state of the optimizer, and its copy of the weights in a higher precision if there is one. With 16-bit
+        weights and Adam, n parameters have 2 n bytes of weights, 4 n of gradients summed in float32, 12 n of this.
+    saved_for_weights
+        The part of `saved` that W reads: I frees the rest. None: all of it.
+
+    Raises
+    ------
+    OptionError
+        An entry is negative or not finite, or W reads more than is saved.
     """
 
     output: float = 1
     saved: float = 1
     weights: float = 1
+    gradients: float | None = None
+    optimizer: float = 0
+    saved_for_weights: float | None = None
 
     def __post_init__(self) -> None:
         for entry in fields(self):
-            check_number(f"The bytes of {entry.name}", getattr(self, entry.name), 0)
+            if getattr(self, entry.name) is not None or entry.default is not None:
+                check_number(f"The bytes of {entry.name}", getattr(self, entry.name), 0)
+        if self.saved_for_weights is not None and self.saved_for_weights > self.saved:
+            raise OptionError("W reads more than a forward saves", expected=f"saved_for_weights up to {self.saved:g}",
+                              got=self.saved_for_weights)  # fmt: skip
+
+    @property
+    def weight_gradients(self) -> float:
+        """The bytes of the weights' gradients."""
+        return self.weights if self.gradients is None else self.gradients
+
+    @property
+    def freed_by_input_gradient(self) -> float:
+        """The part of `saved` that I frees, although W is yet to run."""
+        return 0 if self.saved_for_weights is None else self.saved - self.saved_for_weights
 
 
 class Side(NamedTuple):
@@ -54,6 +83,24 @@ class Route(NamedTuple):
 
     sides: tuple[Side, ...]
     latency: float
+
+
+def carry(route: Route, size: float, now: float, held: dict[Any, tuple[float, Any]],
+          holder: Any) -> tuple[float, float, Any]:  # fmt: skip
+    """Let a transfer that is ready at `now` take its path; return when it begins, when it arrives, whom it waited for.
+
+    `held` says until when, and by what, every side is occupied; the transfer is entered as `holder`.
+    """
+    begin, held_by = now, None
+    for key, _ in route.sides:
+        if key in held and held[key][0] > begin:
+            begin, held_by = held[key]
+    passed = begin
+    for key, bandwidth in route.sides:
+        until = begin + size / bandwidth
+        held[key] = until, holder
+        passed = max(passed, until)
+    return begin, passed + route.latency, held_by
 
 
 @dataclass(frozen=True)
@@ -99,6 +146,14 @@ class Costs:
         other, 2 if they share the device evenly; a number, or a function of the action that is slowed down. Of n busy
         streams each runs ``1 + (n - 1) (slowdown - 1)`` times slower. The stream "link" is the network and slows none
         down.
+    collectives
+        Time of the collective calls inside actions that cannot overlap with their computation: all-reduces of tensor
+        parallelism, all-gathers of sharded weights. In the form of `durations`; actions without an entry have none. It
+        is added to the duration of the action, and on a `Network` it occupies the worker's port first, as S does.
+    blocking_sends
+        Whether a worker's next cell waits until the data that it sends have arrived.
+    barrier
+        Time of a barrier between two steps, at which all workers wait for each other. None: there is none.
 
     Raises
     ------
@@ -113,17 +168,24 @@ class Costs:
     stages: tuple[StageBytes, ...] | StageBytes = StageBytes()
     link: Link = Link()
     slowdown: float | Callable[[Action], float] = 1.0
+    collectives: Mapping[Kind, float] | Mapping[Action, float] | Callable[[Action], float] = field(default_factory=dict)
+    blocking_sends: bool = False
+    barrier: float | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.durations, Mapping):
-            for key, value in self.durations.items():
-                if key not in KINDS and not isinstance(key, tuple):  # a text such as "2W" would never be looked up
-                    raise OptionError("A duration is of no action", expected=f"{', '.join(KINDS)}, or an Action",
-                                      got=shown(key), remedy='Durations({"2W": 1}) takes texts')  # fmt: skip
-                check_number(f"The duration of {key}", value, 0)
-        elif not callable(self.durations):
-            expected = "a mapping or a function"
-            raise OptionError("durations cannot be looked up", expected=expected, got=shown(self.durations))
+        for name in ("durations", "collectives"):
+            times = getattr(self, name)
+            if isinstance(times, Mapping):
+                for key, value in times.items():
+                    if key not in KINDS and not isinstance(key, tuple):  # a text such as "2W" would never be looked up
+                        raise OptionError("A duration is of no action", expected=f"{', '.join(KINDS)}, or an Action",
+                                          got=shown(key), remedy='Durations({"2W": 1}) takes texts')  # fmt: skip
+                    check_number(f"The duration of {key}", value, 0)
+            elif not callable(times):
+                raise OptionError(f"{name} cannot be looked up", expected="a mapping or a function", got=shown(times))
+        check_flag("blocking_sends", self.blocking_sends)
+        if self.barrier is not None:
+            check_number("The time of the barrier", self.barrier, 0)
         if not callable(self.slowdown):
             check_number("slowdown", self.slowdown, 1)
         each = self.stages if isinstance(self.stages, tuple) else (self.stages,)
@@ -133,24 +195,49 @@ class Costs:
         if not isinstance(self.link, Link):
             raise OptionError("link is not a Link", expected="Link(latency), say", got=shown(self.link))
 
+    def check(self, graph: StepGraph) -> None:
+        """Refuse costs of stages that a step does not have, and bytes of another number of stages."""
+        if isinstance(self.stages, tuple) and len(self.stages) != graph.stages:
+            raise OptionError("The bytes are of another model", expected=f"StageBytes of {graph.stages} stages",
+                              got=len(self.stages))  # fmt: skip
+        for name in ("durations", "collectives", "slowdown"):
+            times = getattr(self, name)
+            entries = times.entries if isinstance(times, _Entries) else times if isinstance(times, Mapping) else ()
+            for key in entries:
+                stage = key[0] if isinstance(key, tuple) else int(_KEY.fullmatch(key)[1] or 0)  # type: ignore[index]
+                if stage >= graph.stages:
+                    raise OptionError(f"{name} are of a stage that the schedule does not have", got=str(key),
+                                      expected=f"stages 0 to {graph.stages - 1}")  # fmt: skip
+
     def duration(self, action: Action) -> float:
-        """Return how long an action takes by itself."""
-        if isinstance(self.durations, Mapping):
-            known: Mapping[Any, float] = self.durations
-            value = known.get(action, known.get(action.kind))
-            if value is None and action.kind == "B":
-                return sum(self.duration(Action(action.stage, kind, action.microbatch)) for kind in ("I", "W"))
-        else:
-            value = self.durations(action)
+        """Return how long an action takes by itself, its collective calls included."""
+        return self.computation(action) + (self.collective(action) if self.has_collectives else 0.0)
+
+    def computation(self, action: Action) -> float:
+        """Return how long an action takes by itself, without its collective calls."""
+        value = _looked_up(self.durations, action, self.computation)
         if value is None:
             expected = f"an entry for {action} or {action.kind!r}"
             raise OptionError(f"There is no duration of {action}", expected=expected, got=None)
         return check_number(f"The duration of {action}", value, 0)
 
+    @property
+    def has_collectives(self) -> bool:
+        """Whether any action may have collective calls."""
+        return self.collectives != {} and self.collectives != Collectives({})
+
+    def collective(self, action: Action) -> float:
+        """Return the time of the collective calls of an action."""
+        value = _looked_up(self.collectives, action, self.collective)
+        return 0.0 if value is None else check_number(f"The collective calls of {action}", value, 0)
+
     def durations_of(self, cells: Sequence[Cell], graph: StepGraph) -> list[float]:
         """Return how long each of many cells takes by itself."""
         by_stage: dict[tuple[int, Kind], float] = {}  # used where no entry is for a single action
-        general = not isinstance(self.durations, Mapping) or any(isinstance(key, Action) for key in self.durations)
+        general = any(
+            not isinstance(times, Mapping) or any(isinstance(key, Action) for key in times)
+            for times in (self.durations, self.collectives)
+        )
         durations = []
         for cell in cells:
             if isinstance(cell, Overlap):
@@ -184,6 +271,15 @@ class Costs:
     def bytes_of(self, stage: int) -> StageBytes:
         """Return the bytes of a stage."""
         return self.stages if isinstance(self.stages, StageBytes) else self.stages[stage]
+
+
+def _looked_up(times: Mapping[Any, float] | Callable[[Action], float], action: Action,
+               of: Callable[[Action], float]) -> float | None:  # fmt: skip
+    """Return an action's entry in a mapping or function; of a B without one the sum of its parts."""
+    if not isinstance(times, Mapping):
+        return times(action)
+    value = times.get(action, times.get(action.kind))
+    return sum(map(of, parts_of(action))) if value is None and action.kind == "B" else value
 
 
 # A network with contention: workers in nodes, a port for each worker, an uplink for each node.
@@ -302,7 +398,7 @@ def _sum(size: float, count: int, latency: float, bandwidth: float) -> float:
 
 # Costs from text: durations by kind, stage or action, and a JSON file of all costs.
 
-_KEY = re.compile(r"[0-9]{0,9}[FIWBSU]|[0-9]{1,9}[FIWBSU][0-9]{1,9}")
+_KEY = re.compile(r"(?=([0-9]*))(?:[0-9]{0,9}[FIWBSU]|[0-9]{1,9}[FIWBSU][0-9]{1,9})")
 _FORM = 'a JSON object such as {"durations": {"F": 1, "2W": 0.5}, "latency": 0.1}'
 _REMEDY = "See sparsebp.schedule.read_costs"
 
@@ -343,6 +439,18 @@ class Durations(_Entries):
 
 
 @dataclass(frozen=True)
+class Collectives(_Entries):
+    """Times of collective calls by kind, by stage, by action, as `Durations`; actions without an entry have none."""
+
+    def __call__(self, action: Action) -> float:
+        """Return the time of the collective calls of an action."""
+        found = self.most_specific(action)
+        if found is None:
+            return sum(map(self, parts_of(action))) if action.kind == "B" else 0.0
+        return found
+
+
+@dataclass(frozen=True)
 class Slowdowns(_Entries):
     """Slowdowns by kind, by stage, by action, as `Durations`; actions without an entry are not slowed down."""
 
@@ -372,7 +480,8 @@ def read_costs(path: str | os.PathLike[str]) -> Costs:
     The file is an object, all of its keys optional: ``"durations"`` (see `Durations`), ``"stages"`` (the fields of
     `StageBytes`, once for all stages or in a list of one for each), ``"latency"``, ``"bandwidth"``, ``"slowdown"`` (a
     number, or an object by kind, stage or action, see `Slowdowns`); ``"network"`` (the fields of `Network`) in place of
-    latency and bandwidth::
+    latency and bandwidth; ``"collectives"`` (an object as the durations), ``"blocking_sends"`` and ``"barrier"``, see
+    `Costs`::
 
         {"durations": {"F": 1, "I": 1, "W": 1, "2W": 1.5}, "stages": {"saved": 4096}, "latency": 0.1}
 
@@ -394,11 +503,13 @@ def read_costs(path: str | os.PathLike[str]) -> Costs:
 
 def costs_of(content: Any, source: object = "costs") -> Costs:
     """Return the costs of a parsed JSON file; see `read_costs`. `source` is its name in messages."""
-    known = ("durations", "stages", "latency", "bandwidth", "network", "slowdown")
+    known = ("durations", "stages", "latency", "bandwidth", "network", "slowdown", "collectives", "blocking_sends",
+             "barrier")  # fmt: skip
     _check_keys(content, known, source)
-    durations = content.get("durations", {})
-    if not isinstance(durations, dict):
-        raise _refused(source, f"durations {shown(durations)}")
+    durations, collectives = content.get("durations", {}), content.get("collectives", {})
+    for name, times in (("durations", durations), ("collectives", collectives)):
+        if not isinstance(times, dict):
+            raise _refused(source, f"{name} {shown(times)}")
     slowdown = content.get("slowdown", 1.0)
     stages = content.get("stages", {})
     pair = {key: content[key] for key in ("latency", "bandwidth") if key in content}
@@ -417,6 +528,9 @@ def costs_of(content: Any, source: object = "costs") -> Costs:
         tuple(each) if isinstance(stages, list) else each[0],
         link,
         Slowdowns(slowdown) if isinstance(slowdown, dict) else slowdown,
+        Collectives(collectives),
+        content.get("blocking_sends", False),
+        content.get("barrier"),
     )
 
 
@@ -437,7 +551,10 @@ def write_costs(costs: Costs, actions: Iterable[Action], path: str | os.PathLike
     # JSON has no infinity: a file without a bandwidth means that.
     link = {key: value for key, value in asdict(costs.link).items() if value is not None and value != math.inf}
     content: dict[str, Any] = {
-        "durations": {str(action): costs.duration(action) for action in actions},
+        "durations": {str(action): costs.computation(action) for action in actions},
+        "collectives": {str(action): time for action in actions if (time := costs.collective(action))},
+        "blocking_sends": costs.blocking_sends,
+        "barrier": costs.barrier,
         "stages": [asdict(entry) for entry in costs.stages]
         if isinstance(costs.stages, tuple)
         else asdict(costs.stages),

@@ -7,7 +7,8 @@ action takes the same time.
 
 Where a schedule has several streams per worker, a row stands for a stream, and its first cell names both: ``0:main``,
 ``0:sub``. A first row ``schedule=NAME,first=I,weights=latest,recomputed=0 2`` holds everything that cells cannot; where
-no stage has weights, and so no U and S, ``updates=step`` and ``synchronised=True`` too. PyTorch reads neither row, nor
+no stage has weights, and so no U and S, ``updates=step`` and ``synchronised=True`` too, and ``backward=True`` where the
+only stage has none. PyTorch reads neither row, nor
 U and S: see ``to_csv(…, torch=True)``.
 
 Programs have one row per rank, with its communication. ``0SEND_F1`` and ``1RECV_F1`` are the two ends of the message
@@ -21,8 +22,8 @@ import csv
 import io
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple, cast
@@ -31,7 +32,17 @@ from sparsebp.core.check import shown
 from sparsebp.core.errors import FileFormatError, OptionError, ScheduleError
 from sparsebp.core.files import check_path, read_file, write_atomically
 from sparsebp.schedule.costs import Costs
-from sparsebp.schedule.lowering import Compute, Instruction, Post, RankProgram, Reduce, Send
+from sparsebp.schedule.lowering import (
+    Compute,
+    Instruction,
+    Message,
+    Post,
+    RankProgram,
+    Reduce,
+    Send,
+    check_rendezvous,
+    with_waits,
+)
 from sparsebp.schedule.schedule import (
     KINDS,
     Action,
@@ -46,11 +57,13 @@ from sparsebp.schedule.schedule import (
     actions_of,
     parse,
     parts_of,
+    trusted,
     validate,
 )
 from sparsebp.schedule.simulation import simulate
 
-OPTIONS = ("schedule", "first", "weights", "updates", "synchronised", "unweighted", "recomputed", "replicated")
+OPTIONS = ("schedule", "first", "weights", "updates", "synchronised", "backward", "unweighted", "recomputed",
+           "replicated")  # fmt: skip
 """Keys of the first row's ``key=value`` cells; it begins with the first of these."""
 
 _LABEL = re.compile(r"([0-9]{1,9}):(\w+)")
@@ -71,10 +84,13 @@ class Place(NamedTuple):
 class Rows:
     """The content of an action CSV: options and their places, lanes without communication, places of all actions."""
 
+    # communication: Its cells: the number of the lane, how many cells of the lane come before, text, place.
+
     source: str
     options: dict[str, tuple[str, Place]] = field(default_factory=dict)
     lanes: list[Lane] = field(default_factory=list)
     places: dict[Action, list[Place]] = field(default_factory=dict)
+    communication: list[tuple[int, int, str, Place]] = field(default_factory=list)
 
     def numbers(self, key: str) -> frozenset[int]:
         """Return the numbers of an option, separated by spaces."""
@@ -160,11 +176,15 @@ def _read_options(rows: Rows, line: int, cells: Sequence[str]) -> None:
 
 
 def _cells(rows: Rows, line: int, cells: Sequence[str], skipped: int) -> Iterator[Cell]:
-    """Yield the cells of a row, without blanks and communication, and record the places of their actions."""
+    """Yield the cells of a row, without blanks and communication, and record their places."""
+    before = 0
     for column, text in enumerate(cells[skipped:], skipped + 1):
+        place = Place(line, column)
+        if _COMMUNICATION.fullmatch(text):
+            rows.communication.append((len(rows.lanes), before, text, place))
         if not text or _COMMUNICATION.fullmatch(text):
             continue
-        place = Place(line, column)
+        before += 1
         try:
             cell = parse(text)
         except (FileFormatError, OptionError) as error:
@@ -190,11 +210,16 @@ def for_torch(schedule: Schedule, *, sums: bool = False) -> Schedule:
         raise _not_for_torch("begins with backwards", 'first="I"')
     if graph.updates == "microbatch":
         raise _not_for_torch("updates after every micro-batch", graph.updates)
+    if not graph.backward:
+        raise _not_for_torch("has no backward", "forwards alone")
     if schedule.recomputed:
         raise _not_for_torch("recomputes activations", f"stages {sorted(schedule.recomputed)}")
     if schedule.replicated:
         raise _not_for_torch("has stages on several workers", f"stages {sorted(schedule.replicated)}")
-    lanes = [replace(lane, cells=tuple(new for cell in lane.cells for new in _torch_cells(schedule, cell)))
+    # PyTorch asks nothing before the first stage with weights for gradients: there it splits no backward in two.
+    weighted = [stage for stage in range(graph.stages) if graph.weighted(stage)]
+    joined = weighted[0] if weighted and weighted[0] > 0 else None
+    lanes = [replace(lane, cells=tuple(new for cell in lane.cells for new in _torch_cells(schedule, cell, joined)))
              for lane in schedule.lanes]  # fmt: skip
     lanes = [lane for lane in lanes if lane.cells]
     for one, other in pairwise(lanes):
@@ -220,16 +245,16 @@ def _sums(lane: Lane, microbatches: int) -> Iterator[Action]:
             yield Action(part.stage, "S")
 
 
-def _torch_cells(schedule: Schedule, cell: Cell) -> Iterator[Cell]:
-    """Yield the replacement of a cell: at most one."""
+def _torch_cells(schedule: Schedule, cell: Cell, joined: int | None) -> Iterator[Cell]:
+    """Yield the replacement of a cell: at most one. Of the stage `joined` B stands in place of I, and no W."""
     action = cell.backward if isinstance(cell, Overlap) else cell
     stage, m = action.stage, action.microbatch
-    if action.kind in "SU":
+    if action.kind in "SU" or (action.kind == "W" and stage == joined):
         return
     weighted, differentiated = schedule.graph.weighted(stage), Action(stage, "I", m) in schedule
     if action.kind == "F" and not weighted and not differentiated:
         raise _not_for_torch("has a stage without backward", f"no backward of stage {stage}")
-    if (action.kind == "I" and not weighted) or (action.kind == "W" and not differentiated):
+    if (action.kind == "I" and (not weighted or stage == joined)) or (action.kind == "W" and not differentiated):
         action = Action(stage, "B", m)
     yield Overlap(cell.forward, action) if isinstance(cell, Overlap) else action
 
@@ -243,7 +268,8 @@ def _not_for_torch(problem: str, got: str) -> ScheduleError:
 def read_csv(path: str | os.PathLike[str], *, first: First | None = None, weights: Weights | None = None) -> Schedule:
     """Read a schedule that `write_csv` wrote, or ``_dump_csv`` of a schedule of ``torch.distributed.pipelining``.
 
-    Cells of communication (``0SEND_F1``, ``0UNSHARD``, ``0REDUCE_GRAD``) are skipped: the graph implies transfers.
+    Cells of communication (``0SEND_F1``, ``0UNSHARD``, ``0REDUCE_GRAD``) are skipped, except for unknown stages and
+    micro-batches: the graph implies transfers. `check_communication` checks their order.
     Rows may differ in length, as PyTorch's do. Stages without any W, B, S or U are taken for unweighted.
 
     Parameters
@@ -292,12 +318,7 @@ def write_csv(schedule: Schedule, path: str | os.PathLike[str], *, torch: bool =
 def from_csv(content: str | bytes, *, first: First | None = None, weights: Weights | None = None,
              source: str = "the CSV") -> Schedule:  # fmt: skip
     """Return the schedule of a text or UTF-8 bytes; see `read_csv`. `source` is its name in messages."""
-    try:
-        text = content if isinstance(content, str) else content.decode("utf-8-sig")
-    except (UnicodeDecodeError, AttributeError) as error:
-        got = shown(content) if isinstance(error, AttributeError) else f"byte {error.start}: {error.reason}"
-        raise FileFormatError(f"{source} is not a text file", expected="UTF-8", got=got) from error
-    rows = read_rows(text, source)
+    rows = read_rows(_text(content, source), source)
     _check_forwards(rows)
     if first is None:
         first = cast(First | None, rows.options.get("first", ("F",))[0])
@@ -306,7 +327,13 @@ def from_csv(content: str | bytes, *, first: First | None = None, weights: Weigh
     updates = cast(Updates | None, rows.options.get("updates", (None,))[0])
     try:
         graph = infer_graph(
-            rows.places, first or "F", weights, rows.numbers("unweighted"), updates, rows.flag("synchronised")
+            rows.places,
+            first or "F",
+            weights,
+            rows.numbers("unweighted"),
+            updates,
+            rows.flag("synchronised"),
+            rows.flag("backward"),
         )
     except OptionError as error:
         about = ("first", "weights", "updates", "unweighted")
@@ -318,7 +345,124 @@ def from_csv(content: str | bytes, *, first: First | None = None, weights: Weigh
         validate(schedule)
     except ScheduleError as error:
         raise rows.located(error) from error
+    except OptionError as error:
+        place = next(rows.options[key][1] for key in ("recomputed", "replicated") if key in rows.options)
+        raise rows.error(error.problem, place, error.expected, error.got, error.remedy) from error
+    for _, _, cell, place in rows.communication:
+        _communicated(rows, graph, cell, place)
     return schedule
+
+
+def _text(content: str | bytes, source: str) -> str:
+    try:
+        return content if isinstance(content, str) else content.decode("utf-8-sig")
+    except (UnicodeDecodeError, AttributeError) as error:
+        got = shown(content) if isinstance(error, AttributeError) else f"byte {error.start}: {error.reason}"
+        raise FileFormatError(f"{source} is not a text file", expected="UTF-8", got=got) from error
+
+
+def _communicated(rows: Rows, graph: StepGraph, text: str, place: Place) -> tuple[str, Action] | None:
+    """Return whether a cell sends or receives, and the action whose result that is; None for other communication."""
+    match = _COMMUNICATION.fullmatch(text)
+    stage, name, m = int(match[1]), match[2], int(match[3] or 0)  # type: ignore[index]
+    what, _, way = name.partition("_")
+    other = stage
+    if what in ("SEND", "RECV"):
+        other = stage + (1 if (what == "SEND") == (way == "F") else -1)
+    known = 0 <= min(stage, other) <= max(stage, other) < graph.stages and m < graph.microbatches
+    if not known or ((other != stage) != bool(match[3]) and name != "REDUCE_GRAD"):  # type: ignore[index]
+        raise rows.error("There is no such communication", place, got=text,
+                         expected=f"stages 0 to {graph.stages - 1} and their neighbours, micro-batches 0 to "
+                                  f"{graph.microbatches - 1}")  # fmt: skip
+    if other == stage:
+        return None
+    return what, trusted(stage if what == "SEND" else other, "F" if way == "F" else "I", m)
+
+
+def check_communication(content: str | bytes, schedule: Schedule, *, one_stream: bool = True,
+                        source: str = "the CSV") -> bool:  # fmt: skip
+    """Refuse sends and receives of a file that are not those of its schedule, or that may wait forever.
+
+    Parameters
+    ----------
+    content, source
+        A file, as for `from_csv`, which reads the schedule.
+    schedule
+        Of that file.
+    one_stream
+        Whether a rank's sends and receives run one after the other, as on one stream of NCCL: see `check_rendezvous`.
+
+    Returns
+    -------
+    Whether the file has sends or receives.
+
+    Raises
+    ------
+    FileFormatError
+        A message is not one between stages of different workers, is sent before it is made or received after it is
+        read, or is there twice.
+    ScheduleError
+        A message is missing, or the ranks wait for each other.
+    """
+    rows = read_rows(_text(content, source), source)
+    wanted = {send.source: send.receiver for sends in schedule.cells.sends.values() for send in sends}
+    tags: Counter[tuple[int, int]] = Counter()
+    messages: dict[Action, Message] = {}
+    begun: list[list[Instruction]] = [[] for _ in schedule.lanes]
+    found: list[tuple[int, int, str, Action, Place]] = []
+    for lane, before, text, place in rows.communication:
+        known = _communicated(rows, schedule.graph, text, place)
+        if known is not None:
+            found.append((lane, before, *known, place))
+    if not found:
+        return False
+    if [lane.worker for lane in rows.lanes] != list(range(schedule.workers)):
+        raise rows.error("Sends and receives are in a row that is not a worker's only one", found[0][-1],
+                         "one row per worker, in order", f"{len(rows.lanes)} rows")  # fmt: skip
+    seen: set[tuple[str, Action]] = set()
+    for lane, before, what, made, place in found:
+        worker = schedule.lanes[lane].worker
+        maker = schedule.lanes[schedule.places[made][0]].worker if made in schedule else -1
+        reader = wanted.get(made, -1)
+        if worker != (maker if what == "SEND" else reader) or (what, made) in seen or reader < 0:
+            raise rows.error("This is not a message of the schedule", place, got=f"{what} of {made} on worker {worker}",
+                             expected="once each, results that another worker needs, on its two workers")  # fmt: skip
+        seen.add((what, made))
+        position = schedule.places[made][1] if what == "SEND" else _first_reader(schedule, made)
+        if (before <= position) if what == "SEND" else (before > position):
+            raise rows.error("A message is sent before it is made, or received after it is read", place,
+                             expected="SEND behind its action, RECV before it", got=f"{what} of {made}")  # fmt: skip
+        if what == "SEND":
+            messages[made] = Message(made, worker, reader, tags[worker, reader])
+            tags[worker, reader] += 1
+    missing = sorted({(what, action) for action in wanted for what in ("SEND", "RECV")} - seen)
+    if missing:
+        what, made = missing[0]
+        raise rows.located(ScheduleError("A message is missing", expected=f"{2 * len(wanted)} sends and receives",
+                                         got=f"no {what} of {made}", actions=[made]))  # fmt: skip
+    at: dict[int, list[tuple[int, str, Action]]] = {}
+    for lane, before, what, made, _ in found:
+        at.setdefault(lane, []).append((before, what, made))
+    for number, lane_ in enumerate(schedule.lanes):
+        queue = deque(at.get(number, ()))
+        for position in range(len(lane_.cells) + 1):
+            while queue and queue[0][0] == position:
+                _, what, made = queue.popleft()
+                begun[number].append((Send if what == "SEND" else Post)(messages[made]))
+            begun[number] += [Compute(cell) for cell in lane_.cells[position : position + 1]]
+    try:
+        check_rendezvous(with_waits(schedule.graph, begun), one_stream=one_stream)
+    except ScheduleError as error:
+        raise rows.located(error) from error
+    return True
+
+
+def _first_reader(schedule: Schedule, made: Action) -> int:
+    """Return the place in its lane of the first cell that waits for another worker's result."""
+    cells = schedule.cells
+    sends = cells.sends[cells.numbers[made]]
+    first = min(number for send in sends if send.source == made for number in send.readers)
+    return first - cells.first[cells.lanes[first]]
 
 
 def to_csv(schedule: Schedule, *, torch: bool = False) -> str:
@@ -326,7 +470,9 @@ def to_csv(schedule: Schedule, *, torch: bool = False) -> str:
 
     With `torch` it is in the form that PyTorch's ``_load_csv`` of schedules reads. U and S are left out: there the
     optimizer and the gradients' synchronisation are not part of a schedule. W of a stage 0 without I, and I of a stage
-    without weights, become B, PyTorch's name for a backward with only one of its halves.
+    without weights, become B, PyTorch's name for a backward with only one of its halves. Where the first stages have no
+    weights, B also stands for I and W of the first stage with weights: PyTorch asks the stages before it for no
+    gradient, and computes a wrong one from the two halves.
 
     Raises
     ------
@@ -356,11 +502,11 @@ def to_csv(schedule: Schedule, *, torch: bool = False) -> str:
 
 
 def infer_graph(actions: Iterable[Action], first: First = "F", weights: Weights | None = None,
-                unweighted: Iterable[int] = (), updates: Updates | None = None,
-                synchronised: bool | None = None) -> StepGraph:  # fmt: skip
+                unweighted: Iterable[int] = (), updates: Updates | None = None, synchronised: bool | None = None,
+                backward: bool | None = None) -> StepGraph:  # fmt: skip
     """Return the graph of a step from its actions, F of every stage and micro-batch among them."""
     # unweighted: Stages without weights, in addition to those without any W, B, S or U.
-    # updates, synchronised: None: as the actions have it, which do not show it where no stage has weights.
+    # updates, synchronised, backward: None: as the actions have it, which do not show it where no stage has weights.
     everything = set(actions)
     found = {action.microbatch is not None for action in everything if action.kind == "U"}
     if len(found) > 1:
@@ -369,7 +515,8 @@ def infer_graph(actions: Iterable[Action], first: First = "F", weights: Weights 
                           got=" and ".join(map(str, mixed)), remedy="Write all as 0U, or all as 0U0")  # fmt: skip
     updates = updates or ("none" if not found else "microbatch" if True in found else "step")
     stages = range(1 + max(action.stage for action in everything))
-    weighted = {action.stage for action in everything if action.kind in "WBSU"}.difference(unweighted)
+    backward = any(action.kind != "F" for action in everything) if backward is None else backward
+    weighted = {action.stage for action in everything if action.kind in "WBSU" or not backward}.difference(unweighted)
     return StepGraph(
         len(stages),
         1 + max(action.microbatch or 0 for action in everything),
@@ -378,6 +525,7 @@ def infer_graph(actions: Iterable[Action], first: First = "F", weights: Weights 
         synchronised=any(action.kind == "S" for action in everything) if synchronised is None else synchronised,
         first=first,
         weights=weights or ("stashed" if updates == "microbatch" else "current"),
+        backward=backward,
     )
 
 
@@ -399,7 +547,7 @@ def _check_forwards(rows: Rows) -> None:
 def _options(schedule: Schedule) -> dict[str, str]:
     """Return the contents of the first row: the name, and everything that the cells do not imply."""
     graph, guess, options = schedule.graph, infer_graph(schedule), {OPTIONS[0]: schedule.name}
-    for key in ("first", "weights", "updates", "synchronised"):
+    for key in ("first", "weights", "updates", "synchronised", "backward"):
         if getattr(graph, key) != getattr(guess, key):
             options[key] = str(getattr(graph, key))
     usual = {"unweighted": guess.unweighted, "recomputed": frozenset(), "replicated": frozenset()}
@@ -408,8 +556,28 @@ def _options(schedule: Schedule) -> dict[str, str]:
     return options | {key: " ".join(map(str, sorted(stages[key]))) for key in stages if stages[key] != usual[key]}
 
 
-def write_programs(programs: Sequence[RankProgram], path: str | os.PathLike[str]) -> None:
-    """Write programs to a file: under a temporary name first, then renamed.
+def without_weights(schedule: Schedule, stages: Iterable[int]) -> Schedule:
+    """Return a schedule, such as PyTorch's, for a model in which further stages have no weights: without their W, S, U.
+
+    A B of theirs becomes I.
+    """
+    bare = frozenset(stages) - schedule.graph.unweighted
+
+    def kept(cell: Cell) -> Iterator[Cell]:
+        action = cell.backward if isinstance(cell, Overlap) else cell
+        if action.stage in bare and action.kind == "B":
+            action = Action(action.stage, "I", action.microbatch)
+        if action.stage not in bare or action.kind not in "WSU":
+            yield Overlap(cell.forward, action) if isinstance(cell, Overlap) else action
+
+    lanes = [replace(lane, cells=tuple(new for cell in lane.cells for new in kept(cell))) for lane in schedule.lanes]
+    graph = replace(schedule.graph, unweighted=schedule.graph.unweighted | bare)
+    return replace(schedule, graph=graph, lanes=tuple(lane for lane in lanes if lane.cells)) if bare else schedule
+
+
+def write_programs(programs: Sequence[RankProgram], path: str | os.PathLike[str], *,
+                   sharded: Iterable[int] = ()) -> None:  # fmt: skip
+    """Write `programs_to_csv` to a file: under a temporary name first, then renamed.
 
     PyTorch's ``_load_csv(…, format="compute_comms")`` reads those of ``lower(for_torch(schedule, sums=True),
     one_stream=True)``: it has no U, and it posts and sends in the order of the file.
@@ -419,14 +587,51 @@ def write_programs(programs: Sequence[RankProgram], path: str | os.PathLike[str]
     OutputError
         The file cannot be written.
     """
-    write_atomically(path, programs_to_csv(programs).encode())
+    write_atomically(path, programs_to_csv(programs, sharded=sharded).encode())
 
 
-def programs_to_csv(programs: Sequence[RankProgram]) -> str:
-    """Return programs as text, in the format at the head of `sparsebp.schedule.files`."""
-    text = io.StringIO(newline="")
-    csv.writer(text).writerows([name for one in program.instructions for name in _names(one)] for program in programs)
+def programs_to_csv(programs: Sequence[RankProgram], *, sharded: Iterable[int] = ()) -> str:
+    """Return programs as text, in the format at the head of `sparsebp.schedule.files`.
+
+    Stages that are `sharded` (FSDP) get the cells of PyTorch: ``0UNSHARD`` gathers the weights of stage 0 before it is
+    one of the next three stages of its rank, ``0RESHARD`` frees them when it is none of these.
+
+    Raises
+    ------
+    OptionError
+        A sharded stage is on no rank.
+    """
+    wanted, text = frozenset(sharded), io.StringIO(newline="")
+    known = {action.stage for program in programs for one in program.instructions if isinstance(one, Compute)
+             for action in actions_of(one.cell)}  # fmt: skip
+    if wanted - known:
+        raise OptionError("Unknown stages are sharded", expected=f"0 to {max(known)}", got=sorted(wanted - known))
+    csv.writer(text).writerows(_with_shards(program.instructions, wanted) for program in programs)
     return text.getvalue()
+
+
+_GATHERED = 3
+"""Stages of a rank that are gathered at a time at most, as in PyTorch: a forward's, a backward's, and the next."""
+
+
+def _with_shards(instructions: Sequence[Instruction], sharded: Collection[int]) -> Iterator[str]:
+    """Yield the cells of a rank, with those that gather and free the weights of sharded stages."""
+    needed: list[list[int]] = []  # by each action and after it
+    for one in reversed(instructions):
+        if isinstance(one, Compute):
+            stages = [action.stage for action in actions_of(one.cell)]
+            needed.append(list(dict.fromkeys([*stages, *(needed[-1] if needed else ())]))[:_GATHERED])
+    active: list[int] = []
+    for one in instructions:
+        if isinstance(one, Compute):
+            stages = needed.pop()
+            yield from (f"{stage}RESHARD" for stage in active if stage not in stages)
+            active = [stage for stage in active if stage in stages]
+            gathered = [stage for stage in stages if stage in sharded and stage not in active]
+            yield from (f"{stage}UNSHARD" for stage in gathered)
+            active += gathered
+        yield from _names(one)
+    yield from (f"{stage}RESHARD" for stage in active)
 
 
 def _names(instruction: Instruction) -> Iterator[str]:

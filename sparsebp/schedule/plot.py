@@ -251,8 +251,9 @@ def summary(simulation: Simulation) -> dict[str, Any]:
 
     Returns
     -------
-    ``name``, ``workers``, ``stages``, ``microbatches``, ``steps``; ``makespan``, ``bubble``, ``critical_path`` (cells),
-    ``peak_memory`` (the largest of all workers); ``per_worker`` (stages, busy share of every stream, peak memory);
+    ``name``, ``workers``, ``stages``, ``microbatches``, ``steps``; ``makespan``, ``bubble``, ``span_bubble``,
+    ``critical_path`` (cells), ``peak_memory`` (the largest of all workers); ``per_worker`` (stages, busy share of every
+    stream, peak memory);
     ``per_stage``: the largest staleness and version difference of any forward and any backward, see
     `Simulation.staleness` and `Simulation.version_difference`; an empty list with at most one update per step, when all
     are 0.
@@ -269,6 +270,7 @@ def summary(simulation: Simulation) -> dict[str, Any]:
         "steps": simulation.steps,
         "makespan": simulation.makespan,
         "bubble": simulation.bubble,
+        "span_bubble": simulation.span_bubble,
         "peak_memory": max(peaks),
         "critical_path": [str(event.cell) for event in simulation.critical_path],
         "per_worker": [

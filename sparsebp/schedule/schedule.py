@@ -199,6 +199,9 @@ class StepGraph:
         Which version of its stage's weights a backward reads. ``"current"``: its forward's, and memory holds just one:
         an update waits for every I that reads the old one. ``"stashed"``: its forward's, kept next to newer ones.
         ``"latest"``: the newest. The last two need updates after every micro-batch.
+    backward
+        Whether the step has gradients. Without them (evaluation, prediction) it has forwards alone, and none of the
+        options after `unweighted`.
 
     Raises
     ------
@@ -213,6 +216,7 @@ class StepGraph:
     synchronised: bool = False
     first: First = "F"
     weights: Weights = "current"
+    backward: bool = True
 
     def __post_init__(self) -> None:
         for name in ("stages", "microbatches"):
@@ -223,6 +227,7 @@ class StepGraph:
         for name, choices in (("first", First), ("updates", Updates), ("weights", Weights)):
             check_choice(name, getattr(self, name), get_args(choices))
         check_flag("synchronised", self.synchronised)
+        check_flag("backward", self.backward)
         stages = check_sequence("unweighted", self.unweighted, "numbers of stages")
         numbers = frozenset(check_integer("a stage of unweighted", stage, -1) for stage in stages)
         object.__setattr__(self, "unweighted", numbers)
@@ -234,6 +239,9 @@ class StepGraph:
             expected = 'updates="microbatch" with weights "stashed" or "latest" and first="F", or others with "current"'
             got = f"updates={self.updates!r}, weights={self.weights!r}, first={self.first!r}"
             raise OptionError("updates, weights and first exclude each other", expected=expected, got=got)
+        if not self.backward and (self.updates, self.first, self.synchronised) != ("none", "F", False):
+            got = f"updates={self.updates!r}, first={self.first!r}, synchronised={self.synchronised}"
+            raise OptionError("A step without backward has forwards alone", expected="no other option", got=got)
         if self.first == "U" and self.updates != "step":
             raise OptionError('first="U" needs updates', expected='updates="step"', got=repr(self.updates))
 
@@ -246,11 +254,13 @@ class StepGraph:
         for stage in range(self.stages):
             for m in range(self.microbatches):
                 yield trusted(stage, "F", m)
+                if not self.backward:
+                    continue
                 if stage > 0:
                     yield trusted(stage, "I", m)
                 if self.weighted(stage):
                     yield trusted(stage, "W", m)
-            if self.weighted(stage):
+            if self.weighted(stage) and self.backward:
                 if self.synchronised:
                     yield from self._at_ends(stage, "S")
                 if self.updates != "none":
@@ -258,7 +268,7 @@ class StepGraph:
 
     def optional(self) -> Iterator[Action]:
         """Yield the actions that a schedule may have: the gradients with respect to the input of the model."""
-        for m in range(self.microbatches):
+        for m in range(self.microbatches) if self.backward else ():
             yield trusted(0, "I", m)
 
     def predecessors(self, action: Action) -> Iterator[Action]:
@@ -477,7 +487,7 @@ class Schedule:
     Raises
     ------
     OptionError
-        A cell is not an `Action` or an `Overlap`.
+        A cell is not an `Action` or an `Overlap`, or a recomputed or replicated stage is not there.
     ScheduleError
         An action is missing, doubled or foreign; a worker has nothing to do; a stage, or a micro-batch of a replicated
         stage, runs on several workers; or a replicated stage has S or U, or is in a step that begins with backwards.
@@ -498,6 +508,10 @@ class Schedule:
                                   remedy="Use Schedule.of, which makes the lanes")  # fmt: skip
         object.__setattr__(self, "lanes", tuple(sorted(lanes, key=lambda lane: lane.worker)))
         object.__setattr__(self, "places", _places(self.graph, self.lanes))
+        for name in ("recomputed", "replicated"):
+            unknown = sorted(getattr(self, name) - frozenset(range(self.graph.stages)))
+            if unknown:
+                raise OptionError(f"Unknown stages are {name}", expected=f"0 to {self.graph.stages - 1}", got=unknown)
         _check_workers(self)
 
     @classmethod

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from sparsebp.core.check import check_integer, shown
 from sparsebp.core.errors import OptionError
 from sparsebp.core.locks import cached_property
-from sparsebp.schedule.costs import Costs, Route
+from sparsebp.schedule.costs import Costs, Route, carry
 from sparsebp.schedule.schedule import (
     KINDS,
     Action,
@@ -192,7 +192,8 @@ class Run:
         self._routes: dict[tuple[int, int], Route] = {}
         self._held: dict[Any, tuple[float, int | None]] = {}  # until when a side is occupied, and by what
         self._shares: dict[int, dict[Any, float]] = {}
-        self._holds: set[int] = set()  # entries of S that have their sides
+        self._holding: dict[int, float] = {}  # cells that occupy the network themselves, and for how long
+        self._holds: set[int] = set()  # their entries that have their sides
         self._heap: list[tuple[float, int]] = []
         self._recompute = Recomputation(schedule, costs)
         self._sharing = sharing_of(schedule, costs)
@@ -203,12 +204,15 @@ class Run:
         self._current: list[tuple[int | None, ...]] = [(0,)] * len(self.updates)
         self._reads = [_NOTHING] * self.count
         self._special = [False] * self.count
+        self._blocked: dict[int, tuple[int, int]] = {}  # cells that wait for what another sends; 1 if in the next step
+        self._unfinished = [self.count] * steps if costs.barrier is not None and steps > 1 else []
         self._look_up()
+        self._add_waits()
         self._loop()
 
     def _look_up(self) -> None:
         """Find each cell's stage whose weights it reads, and the cells that need more than to begin and to end."""
-        graph, cells = self.schedule.graph, self.schedule.cells
+        graph, cells, costs = self.schedule.graph, self.schedule.cells, self.costs
         stashed = graph.weights == "stashed"
         lanes = [bool(self._sharing) and lane in self._sharing for lane in range(len(self.schedule.lanes))]
         shares = [self.costs.link.shares(lane.worker) for lane in self.schedule.lanes]
@@ -223,9 +227,27 @@ class Run:
                     special = special or stashed
                     self._reads[number] = stage
                 if kind == "S" and shares[lane]:
-                    self._shares[number] = shares[lane]
-                    special = True
+                    self._holding[number] = self._durations[number]
+            if costs.has_collectives and shares[lane] and (calls := sum(map(costs.collective, actions_of(cell)))):
+                self._holding[number] = calls
+            if number in self._holding:
+                self._shares[number] = shares[lane]
+                special = True
             self._special[number] = special or number in self._recompute.of
+
+    def _add_waits(self) -> None:
+        """Let cells wait for blocking sends of the cell before them, and for the barrier between steps."""
+        cells, waits = self.schedule.cells, self._waits
+        for number, sends in cells.sends.items() if self.costs.blocking_sends else ():
+            last = number + 1 == self.count or cells.lanes[number + 1] != cells.lanes[number]
+            follower, later = (cells.first[cells.lanes[number]], 1) if last else (number + 1, 0)
+            self._blocked[number] = follower, later
+            for step in range(later, self.steps):
+                waits[step * self.count + follower] += len(sends)
+        self._sources = [number for number, count in enumerate(cells.waits) if not count] if self._unfinished else []
+        for step in range(1, self.steps if self._unfinished else 0):
+            for number in self._sources:
+                waits[step * self.count + number] += 1
 
     def _loop(self) -> None:
         """Run until nothing is left to happen."""
@@ -258,7 +280,7 @@ class Run:
                 if entry >= total:
                     self._arrive(entry - total, ready)
                     continue
-                if entry < 0:  # an S whose path is free
+                if entry < 0:  # a cell whose path, or barrier, is free
                     ready.append(-1 - entry)
                     continue
                 number = entry % count
@@ -277,9 +299,20 @@ class Run:
                         ready.append(reader)
                 if step < last_step:
                     self._release(carried[number], step + 1, entry, ready)
+                    if self._unfinished:
+                        self._finish(step, entry, now)
                 if number in sends:
                     for send in sends[number]:
                         self._send(send, entry, now, ready)
+
+    def _finish(self, step: int, entry: int, now: float) -> None:
+        """Count a cell that has ended; after the step's last one the barrier opens."""
+        self._unfinished[step] -= 1
+        if not self._unfinished[step]:
+            free: list[int] = []
+            self._release(self._sources, step + 1, entry, free)
+            for begun in free:
+                heappush(self._heap, (now + (self.costs.barrier or 0.0), -1 - begun))
 
     def _start(self, entry: int, now: float) -> None:
         """Begin a cell that is not an action alone on its worker."""
@@ -341,17 +374,8 @@ class Run:
         route = self._routes.get(pair)
         if route is None:
             route = self._routes[pair] = self.costs.link.route(*pair)
-        held, transfer = self._held, len(self.sends)
-        begin, held_by = now, None
-        for key, _ in route.sides:
-            if key in held and held[key][0] > begin:
-                begin, held_by = held[key]
-        passed, size = begin, self._sizes[send.source.stage - (send.source.kind == "I")]
-        for key, bandwidth in route.sides:
-            until = begin + size / bandwidth
-            held[key] = until, -1 - transfer
-            passed = max(passed, until)
-        end = passed + route.latency
+        transfer, size = len(self.sends), self._sizes[send.source.stage - (send.source.kind == "I")]
+        begin, end, held_by = carry(route, size, now, self._held, -1 - transfer)
         self.sends.append(send)
         self.sources.append(entry)
         self.held_by.append(held_by)
@@ -363,17 +387,21 @@ class Run:
             self._arrive(transfer, ready)
 
     def _hold(self, number: int, entry: int, now: float) -> tuple[float, int | None]:
-        """Let an S occupy its sides of the network as soon as they are free; return when, and what occupies them."""
+        """Let a cell occupy its sides of the network as soon as they are free; return when, and what occupies them."""
         shares, held = self._shares[number], self._held
         free, holder = max((held[key] for key in shares if key in held), key=itemgetter(0), default=(now, None))
         begin = max(free, now)
         for key, share in shares.items():
-            held[key] = begin + share * self._durations[number], entry
+            held[key] = begin + share * self._holding[number], entry
         return begin, holder
 
     def _arrive(self, transfer: int, ready: list[int]) -> None:
-        step = self.sources[transfer] // self.count
+        step, number = divmod(self.sources[transfer], self.count)
         self._release(self.sends[transfer].readers, step, -1 - transfer, ready)
+        if number in self._blocked:
+            follower, later = self._blocked[number]
+            if step + later < self.steps:
+                self._release([follower], step + later, -1 - transfer, ready)
 
     def transfers(self) -> Iterator[Transfer]:
         """Yield all transfers in the order of their sending."""
@@ -415,8 +443,8 @@ _NOTHING = -1
 
 # The memory account of a simulated schedule.
 
-USES = ("saved", "output_gradients", "weight_gradients", "weights")
-_SAVED, _OUTPUT_GRADIENTS, _WEIGHT_GRADIENTS, _WEIGHTS = range(len(USES))
+USES = ("saved", "output_gradients", "weight_gradients", "weights", "inputs", "optimizer")
+_SAVED, _OUTPUT_GRADIENTS, _WEIGHT_GRADIENTS, _WEIGHTS, _INPUTS, _OPTIMIZER = range(len(USES))
 
 
 @dataclass(frozen=True)
@@ -431,8 +459,8 @@ class MemoryCurve:
         When the amount changes, from 0. Amounts that hold for no time are left out.
     saved
         Activations kept for the backward, from each of `times` until the next: from the start of F until I and W have
-        ended; of a recomputed stage only its input (the output of the stage before; nothing for stage 0, whose input is
-        the data) until the first of I and W starts.
+        ended (the part that W does not read until I has, see `StageBytes`); of a recomputed stage only its input (the
+        output of the stage before; nothing for stage 0, whose input is the data) until the first of I and W starts.
     output_gradients
         Gradients with respect to the outputs of the worker's stages: from the start of the I that makes them (from
         their arrival, if another worker makes them; from the first use, if the loss does) until I and W have used them.
@@ -440,6 +468,12 @@ class MemoryCurve:
         From the start of the first W until the end of U; until the end where the step has no U.
     weights
         All versions that are still to be read. One per stage, except for ``weights="stashed"``.
+    inputs
+        Outputs of the stage before that wait for their forward: from their arrival, or from the end of the forward that
+        makes them on the same worker, until the forward starts and counts them as saved. Without a backward until it
+        ends. The input of stage 0 is the data, and not counted.
+    optimizer
+        State of the optimizer, all the time where the step has a backward.
     """
 
     worker: int
@@ -448,11 +482,13 @@ class MemoryCurve:
     output_gradients: tuple[float, ...]
     weight_gradients: tuple[float, ...]
     weights: tuple[float, ...]
+    inputs: tuple[float, ...]
+    optimizer: tuple[float, ...]
 
     @property
     def bytes(self) -> tuple[float, ...]:
         """The sum of all uses."""
-        return tuple(map(sum, zip(self.saved, self.output_gradients, self.weight_gradients, self.weights, strict=True)))
+        return tuple(map(sum, zip(*(getattr(self, use) for use in USES), strict=True)))
 
     @property
     def peak(self) -> float:
@@ -471,10 +507,11 @@ def memory_curves(run: Run) -> tuple[MemoryCurve, ...]:
     for stage in range(graph.stages):
         for worker in run.schedule.workers_of(stage):
             account, own = _StageAccount(run, stage, worker, arrivals), changes[worker]
+            own += account.inputs()
             own += account.activations()
             own += account.output_gradients()
             if graph.weighted(stage):
-                own += account.weight_gradients()
+                own += account.weight_gradients() if graph.backward else ()
                 own += account.weights()
     return tuple(_curve(worker, found) for worker, found in enumerate(changes))
 
@@ -509,13 +546,32 @@ class _StageAccount:
         self._users = [[number for number in pair if number is not None]
                        for pair in zip(self._backwards, self._weight_gradients, strict=True)]  # fmt: skip
 
+    def inputs(self) -> Iterator[_Change]:
+        """Yield changes of the inputs that wait for their forwards."""
+        if not self._stage:
+            return
+        run, amount = self._run, self._run.costs.bytes_of(self._stage - 1).output
+        for m, forward, users in zip(self._microbatches, self._forwards, self._users, strict=True):
+            maker = trusted(self._stage - 1, "F", m)
+            source = run.schedule.cells.numbers[maker]
+            for step in range(run.steps):
+                base = step * run.count
+                made = self._arrivals.get((maker, step))
+                begin, end = run.end[base + source] if made is None else made, run.begin[base + forward]
+                if not users:
+                    end = run.end[base + forward]
+                if begin < end:
+                    yield begin, _INPUTS, amount
+                    yield end, _INPUTS, -amount
+
     def activations(self) -> Iterator[_Change]:
         """Yield changes of the saved activations."""
         run, carried = self._run, self._graph.first == "I"
         saved = kept = self._bytes.saved
+        freed = self._bytes.freed_by_input_gradient
         if self._stage in self._schedule.recomputed:
             kept = run.costs.bytes_of(self._stage - 1).output if self._stage > 0 else 0
-        for forward, users in zip(self._forwards, self._users, strict=True):
+        for forward, backward, users in zip(self._forwards, self._backwards, self._users, strict=True):
             if not users:
                 continue
             for step in range(-1 if carried else 0, run.steps):  # -1: kept by the forwards before the first step
@@ -524,7 +580,11 @@ class _StageAccount:
                     begin, end = self._span(users, step + carried)
                     if saved != kept:
                         yield begin, _SAVED, saved - kept
-                    yield end, _SAVED, -saved
+                    if freed and backward is not None:
+                        yield run.end[(step + carried) * run.count + backward], _SAVED, -freed
+                        yield end, _SAVED, freed - saved
+                    else:
+                        yield end, _SAVED, -saved
 
     def output_gradients(self) -> Iterator[_Change]:
         """Yield changes of the gradients with respect to the stage's output."""
@@ -544,7 +604,7 @@ class _StageAccount:
 
     def weight_gradients(self) -> Iterator[_Change]:
         """Yield changes of the gradients with respect to the stage's weights."""
-        run, amount, found = self._run, self._bytes.weights, self._schedule.cells.numbers
+        run, amount, found = self._run, self._bytes.weight_gradients, self._schedule.cells.numbers
         makers = [number for number in self._weight_gradients if number is not None]
         groups: list[tuple[list[int], int | None]] = [(makers, found.get(trusted(self._stage, "U")))]
         if self._graph.updates == "microbatch":
@@ -563,6 +623,7 @@ class _StageAccount:
         """Yield changes of the versions of the stage's weights."""
         run, amount = self._run, self._bytes.weights
         yield 0.0, _WEIGHTS, amount
+        yield 0.0, _OPTIMIZER, self._bytes.optimizer if self._graph.backward else 0
         if self._graph.weights != "stashed":
             return
         made = run.updates[self._stage]
@@ -650,14 +711,35 @@ class Simulation:
     @cached_property
     def bubble(self) -> float:
         """The share of the time in which workers are idle: of their main streams, from 0 to 1."""
+        busy = [time for time, _ in self._spans]
+        return max(0.0, 1 - sum(busy) / (len(busy) * self.makespan)) if self.makespan > 0 else 0.0
+
+    @cached_property
+    def span_bubble(self) -> float:
+        """The idle share of the longest span, from a worker's first action to its last: the bubble rate of the papers.
+
+        Qi et al., "Zero bubble pipeline parallelism", 2023, §5.3, divide by it: a worker that starts later also ends
+        later, so the next step can follow without a gap. Of main streams, from 0 to 1.
+        """
+        busy, span = max(self._spans, key=itemgetter(1))
+        return max(0.0, 1 - busy / span) if span > 0 else 0.0
+
+    @cached_property
+    def _spans(self) -> list[tuple[float, float]]:
+        """How long every worker's main stream is busy, and the time from its first action to its last."""
         main: dict[int, int] = {}
         for number, lane in enumerate(self.schedule.lanes):
             if lane.stream == "main" or lane.worker not in main:
                 main[lane.worker] = number
-        counted, run = set(main.values()), self._run
-        lanes = [number in counted for number in self.schedule.cells.lanes] * self.steps
-        busy = sum(end - begin for begin, end, own in zip(run.begin, run.end, lanes, strict=True) if own)
-        return max(0.0, 1 - busy / (len(counted) * self.makespan)) if self.makespan > 0 else 0.0
+        run, last = self._run, (self.steps - 1) * self._run.count
+        spans = []
+        for number in main.values():
+            first = self.schedule.cells.first[number]
+            own = range(first, first + len(self.schedule.lanes[number].cells))
+            busy = sum(run.end[step * run.count + cell] - run.begin[step * run.count + cell]
+                       for step in range(self.steps) for cell in own)  # fmt: skip
+            spans.append((busy, run.end[last + own[-1]] - run.begin[own[0]] if own else 0.0))
+        return spans
 
     @cached_property
     def critical_path(self) -> tuple[Event, ...]:
@@ -776,18 +858,15 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, steps: int = 1) 
     ScheduleError
         The schedule cannot run.
     OptionError
-        A duration is missing or negative; the costs are of another number of stages; there are no steps; or times
-        overflow.
+        A duration is missing or negative; the costs are of another number of stages, or name one that the schedule does
+        not have; there are no steps; or times overflow.
     """
     steps = check_integer("steps", steps, 1, MOST_STEPS)
     if costs is not None and not isinstance(costs, Costs):
         raise OptionError("costs have the wrong type", expected="Costs, or None", got=type(costs).__name__)
     validate(schedule)
     costs = Costs() if costs is None else costs
-    stages = schedule.graph.stages
-    if isinstance(costs.stages, tuple) and len(costs.stages) != stages:
-        raise OptionError("The bytes are of another model", expected=f"StageBytes of {stages} stages",
-                          got=len(costs.stages))  # fmt: skip
+    costs.check(schedule.graph)
     return Simulation(schedule, costs, steps, Run(schedule, costs, steps))
 
 

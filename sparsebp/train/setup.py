@@ -20,14 +20,18 @@ from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
 from sparsebp.runtime.search import SCHEDULE_NAME, OutOfOrderExecutor
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import BUILDERS, Fusion, build, conventional, data_parallel
-from sparsebp.schedule.files import read_csv, to_csv
+from sparsebp.schedule.files import read_csv, to_csv, without_weights
 from sparsebp.train.monitors import check_measured
 from sparsebp.train.state import TrainingState
 
 # Options, and the schedule that they name.
 
 REPLICAS, FIRST_K = "data-parallel", "reverse-first-k"
-_PIPELINES = (name for name, make in BUILDERS.items() if "workers" in inspect.signature(make).parameters)
+_PIPELINES = (
+    name
+    for name, make in BUILDERS.items()
+    if "workers" in inspect.signature(make).parameters and name != "forward-only"
+)
 ON_RANKS = (REPLICAS, FIRST_K, *_PIPELINES)
 """Names of schedules for several ranks."""
 SCHEDULES = ("conventional", "ooo", *ON_RANKS)
@@ -154,10 +158,12 @@ def schedule_of(
         size: dict[str, Any] = {"stages": len(stages), "microbatches": accumulate, "unweighted": stages.unweighted}
         return build(schedule, workers=ranks, **size)
     given = schedule if isinstance(schedule, Schedule) else read_csv(schedule)
+    if not given.graph.backward:
+        raise OptionError("The schedule has forwards alone", expected="gradients to train with", got=shown(given.name))
     if given.graph.microbatches != accumulate:
         raise OptionError("The schedule has another number of micro-batches", expected=f"accumulate={accumulate}",
                           got=given.graph.microbatches, remedy="Pass accumulate= as the schedule has it")  # fmt: skip
-    return given
+    return without_weights(given, stages.unweighted) if given.graph.stages == len(stages) else given
 
 
 def _earlier_schedule(run: TrainingState, stages: Stages) -> Schedule | None:

@@ -26,7 +26,13 @@ SHAPES = {
     "interleaved-1f1b": {"workers", "rounds", "input_gradient", "chunks"},
     "zb-h1": {"workers", "rounds", "input_gradient", "chunks"},
     "zb-h2": {"workers", "rounds", "input_gradient", "chunks"},
+    "zb-1p": {"workers", "microbatches", "input_gradient", "costs"},
+    "zb-2p": {"workers", "microbatches", "input_gradient", "costs"},
     "zb-v": {"workers", "microbatches", "input_gradient"},
+    "v-half": {"workers", "microbatches", "input_gradient"},
+    "v-min": {"workers", "microbatches", "input_gradient"},
+    "breadth-first": {"workers", "microbatches", "input_gradient", "chunks"},
+    "forward-only": {"workers", "microbatches", "chunks"},
     "dualpipe": {"workers", "microbatches", "input_gradient"},
     "dualpipe-v": {"workers", "microbatches", "input_gradient"},
     "pipedream": {"workers", "microbatches"},
@@ -92,7 +98,7 @@ def test_valid_and_within_bounds(name, data):
     check(schedule, costs)
 
 
-@pytest.mark.parametrize("name", sorted(SHAPES.keys() - {"pipedream", "dualpipe-2018", "dualpipe"}))
+@pytest.mark.parametrize("name", sorted(SHAPES.keys() - {"pipedream", "dualpipe-2018", "dualpipe", "forward-only"}))
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_with_synchronisation_and_updates(name, data):

@@ -11,6 +11,7 @@ if not torch.distributed.is_available():
 from torch.distributed.pipelining import schedules as peer  # noqa: E402
 
 from sparsebp.schedule.builders import (  # noqa: E402
+    breadth_first,
     dualpipe_v,
     gpipe,
     interleaved_one_f_one_b,
@@ -47,6 +48,7 @@ def peer_orders(name: str, workers: int, chunks: int, microbatches: int) -> list
 @pytest.mark.parametrize(("name", "build"), [
     ("ScheduleInterleaved1F1B", interleaved_one_f_one_b),
     ("ScheduleInterleavedZeroBubble", zero_bubble_h1),
+    ("ScheduleLoopedBFS", breadth_first),
 ])  # fmt: skip
 def test_interleaved(name, build, workers, chunks, microbatches):
     if chunks == 1 and build is interleaved_one_f_one_b:

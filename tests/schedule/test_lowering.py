@@ -79,7 +79,7 @@ def test_random_schedules(schedule, one_stream):
 @pytest.mark.parametrize("fusion", [None, "none", "forward", "backward"])
 @pytest.mark.parametrize("name", BUILDERS)
 def test_builders(name, fusion, one_stream):
-    if fusion and name in ("pipedream", "dualpipe-2018", "dualpipe"):
+    if fusion and name in ("pipedream", "dualpipe-2018", "dualpipe", "forward-only"):
         fusion = None
     sizes = [(1, 1, 1), (2, 2, 1), (3, 7, 5), (4, 8, 8)]
     for workers, stages, microbatches in sizes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schedules import lane
+from sparsebp.core.errors import OptionError
 from sparsebp.schedule import Costs, Schedule, StageBytes, StepGraph, parse, simulate
 
 BYTES = (StageBytes(output=10, saved=100, weights=1000), StageBytes(output=20, saved=200, weights=2000))
@@ -83,3 +84,25 @@ def test_a_version_is_freed_when_its_last_reader_ends_or_it_is_replaced():
     assert max(weights.values()) == 1000 + 2 * 2000
     assert weights[found.end(parse("1U2"))] == 3000
     assert found.memory[0].weights[-1] == 3000
+
+
+def test_inputs_wait_for_their_turn():
+    """Worker 1 has 0F0 at 1 and 0F1 at 2, and reads them at 1 and 4; 1F1 has arrived at 5, before W has ended."""
+    schedule = Schedule.of(StepGraph(2, 2), [lane("0F0 0F1 0W0 0W1"), lane("1F0 1I0 1W0 1F1 1I1 1W1")])
+    found = curve(schedule, 1)
+    assert at(found, "inputs") == [0, 0, 10, 10, 0, 0, 0, 0]
+    one = curve(Schedule.of(StepGraph(2, 2), [lane("0F0 0F1 1F1 1F0 1I0 1W0 1I1 1W1 0W0 0W1")]))
+    assert at(one, "inputs")[:5] == [0, 10, 10, 0, 0]
+
+
+def test_bytes_of_weights_gradients_and_optimizer_differ_and_i_frees_what_w_does_not_read():
+    """Mixed precision with Adam; of 100 saved W reads 30."""
+    size = StageBytes(output=0, saved=100, weights=2, gradients=4, optimizer=12, saved_for_weights=30)
+    found = curve(Schedule.of(StepGraph(1), [lane("0F0 0I0 0W0")]), stages=(size,))
+    assert at(found, "saved") == [100, 100, 30, 0]
+    assert at(found, "weights") == [2] * 4 and at(found, "optimizer") == [12] * 4
+    assert at(found, "weight_gradients") == [0, 0, 4, 4]
+    swapped = curve(Schedule.of(StepGraph(1), [lane("0F0 0W0 0I0")]), stages=(size,))
+    assert at(swapped, "saved") == [100, 100, 100, 0], "I reads everything"
+    with pytest.raises(OptionError, match="more than a forward saves"):
+        StageBytes(saved=1, saved_for_weights=2)

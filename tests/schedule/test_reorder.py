@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import schedules
-from sparsebp.schedule import Action, Costs, Durations, Schedule, StageBytes, simulate, validate
+from sparsebp.core.errors import MemoryLimitError, OptionError
+from sparsebp.schedule import (
+    Action,
+    Costs,
+    Durations,
+    Link,
+    Schedule,
+    StageBytes,
+    StepGraph,
+    builders,
+    simulate,
+    validate,
+)
 from sparsebp.schedule.builders import (
     Region,
     RegionTimes,
@@ -15,6 +27,7 @@ from sparsebp.schedule.builders import (
     fast_forward,
     gpipe,
     largest_k,
+    list_schedule,
     out_of_order,
     place_updates,
     reverse_first_k,
@@ -346,3 +359,46 @@ def test_with_fast_forwarding_and_recomputation():
     assert schedule.recomputed == {0, 1, 2}
     alone = reverse_first_k(stages=8, k=3, recomputed=[1, 3, 5])
     assert simulate(alone).makespan > simulate(reverse_first_k(stages=8, k=3)).makespan
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_list_schedules_stay_within_a_bound_of_memory(data):
+    """Whatever is urgent, whoever has which stage: the step ends, and no worker saves more."""
+    stages, microbatches = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 5))
+    workers = data.draw(st.integers(1, stages))
+    allocation = [*range(workers), *data.draw(st.lists(st.integers(0, workers - 1), min_size=stages - workers,
+                                                       max_size=stages - workers))]  # fmt: skip
+    size = st.builds(lambda saved, kept: StageBytes(saved=saved, saved_for_weights=kept * saved / 4),
+                     st.integers(1, 8), st.integers(0, 4))  # fmt: skip
+    costs = Costs({"F": 1.0, "I": 1.25, "W": 0.5}, tuple(data.draw(size) for _ in range(stages)), Link(0.25, 4))
+    whole = max(sum(costs.bytes_of(s).saved for s in range(stages) if allocation[s] == w) for w in range(workers))
+    memory = whole * data.draw(st.floats(1, 4))
+    order = data.draw(st.permutations("FIW"))
+    flip = data.draw(st.sampled_from([1, -1]))
+    found = list_schedule(StepGraph(stages, microbatches), allocation,
+                          lambda a: (order.index(a.kind), flip * (a.microbatch or 0), a.stage), costs, memory=memory,
+                          patience=data.draw(st.sampled_from([0, 0.5])))  # fmt: skip
+    assert max(max(curve.saved) for curve in simulate(found, costs).memory) <= memory * (1 + 1e-6)
+    with pytest.raises(MemoryLimitError):
+        list_schedule(StepGraph(stages), allocation, lambda a: a, costs, memory=whole / 2)
+
+
+def test_builders_of_ones_own_have_names(monkeypatch):
+    class Point:
+        name = "of-a-package"
+
+        def load(self):
+            return lambda *, workers, stages: fast_forward(workers=workers, stages=stages)
+
+    monkeypatch.setattr(builders, "BUILDERS", dict(builders.BUILDERS))
+    monkeypatch.setattr(builders, "entry_points", lambda group: [Point()] * (group == "sparsebp.schedules"))
+    builders.register_builder("mine", lambda *, stages: conventional(stages=stages))
+    assert builders.build("mine", stages=3) == conventional(stages=3)
+    assert builders.build("of-a-package", workers=2, stages=4) == fast_forward(workers=2, stages=4)
+    for name, build in (("gpipe", conventional), ("new", 3)):
+        with pytest.raises(OptionError, match="cannot be registered"):
+            builders.register_builder(name, build)
+    assert builders.build("gpipe", stages=4, recomputed=[0, 2]).recomputed == {0, 2}
+    with pytest.raises(OptionError, match="Unknown stages are recomputed"):
+        builders.build("gpipe", stages=4, recomputed=[4])

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from schedules import lane
 from sparsebp.core.errors import OptionError
-from sparsebp.schedule import Action, Costs, Link, Schedule, StageBytes, StepGraph, depth, parse, simulate
+from sparsebp.schedule import (
+    Action,
+    Costs,
+    Durations,
+    Link,
+    Network,
+    Schedule,
+    StageBytes,
+    StepGraph,
+    depth,
+    parse,
+    simulate,
+)
 from sparsebp.schedule.builders import conventional
+from sparsebp.schedule.costs import Slowdowns
 
 
 def times(found, text: str) -> list[tuple[float, float]]:
@@ -242,3 +257,50 @@ def test_results_that_are_not_there(name, step):
 def test_steps_beyond_all_memory_are_refused():
     with pytest.raises(OptionError, match="steps is too large"):
         simulate(conventional(stages=1), steps=2**63)
+
+
+# ---- collective calls, blocking sends, a barrier, stages that are not there ------------------------------------------
+
+
+def test_collective_calls_lengthen_their_actions_and_occupy_the_port():
+    schedule = Schedule.of(StepGraph(2, 2), [lane("0F0 0F1 0B0 0B1"), lane("1F0 1F1 1B0 1B1")])
+    plain = Costs({"F": 1.5, "I": 1.25, "W": 1})
+    with_calls = Costs(collectives={"F": 0.5, "I": 0.25})
+    assert [event[:4] for event in simulate(schedule, plain).events] == [
+        event[:4] for event in simulate(schedule, with_calls).events
+    ]
+    assert with_calls.duration(parse("0B0")) == 2.25 == 2 + with_calls.collective(parse("0B0"))
+    # the output of 0F0 is sent at 1.5 and takes a unit of time; the all-gather of 0F1 waits for the port
+    network = Costs(collectives={"F": 0.5}, stages=StageBytes(output=1), link=Network(bandwidth=1))
+    assert simulate(schedule, network).start(parse("0F1")) == 2.5
+
+
+def test_a_worker_waits_for_what_it_sends_and_at_the_barrier():
+    schedule = Schedule.of(StepGraph(2, 2), [lane("0F0 0F1 0B0 0B1"), lane("1F0 1F1 1B0 1B1")])
+    late = Costs(link=Link(latency=0.5))
+    found = simulate(schedule, replace(late, blocking_sends=True), steps=2)
+    assert found.start(parse("0F1")) == 1.5 and found.start(parse("1F1")) == 3
+    assert simulate(schedule, late).start(parse("0F1")) == 1
+    for barrier in (0, 0.25):
+        steps = simulate(schedule, replace(late, barrier=barrier), steps=3)
+        ends = [max(event.end for event in steps.events if event.step == step) for step in range(3)]
+        assert [min(event.start for event in steps.events if event.step == step) for step in (1, 2)] == [
+            end + barrier for end in ends[:2]
+        ]
+    assert simulate(schedule, late, steps=3).makespan < steps.makespan
+
+
+def test_the_bubble_of_the_longest_span():
+    """Worker 1 idles from 0 to 1 before its first action, and worker 0 from 2 to 4 within its span of 8."""
+    schedule = Schedule.of(StepGraph(2, 2), [lane("0F0 0F1 0B0 0B1"), lane("1F0 1B0 1F1 1B1")])
+    found = simulate(schedule)
+    assert found.makespan == 9 and found.span_bubble == pytest.approx(3 / 9) and found.bubble == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("costs", [
+    Costs({"F": 1, "I": 1, "W": 1, parse("2F0"): 2}), Costs(Durations({"2W": 1})), Costs(Durations({"2W0": 1})),
+    Costs(slowdown=Slowdowns({"7W": 2})), Costs(collectives={parse("3F0"): 2}),
+])  # fmt: skip
+def test_costs_of_stages_that_are_not_there_are_refused(costs):
+    with pytest.raises(OptionError, match="a stage that the schedule does not have"):
+        simulate(Schedule.of(StepGraph(2), [lane("0F0 1F0 1B0 0B0")]), costs)

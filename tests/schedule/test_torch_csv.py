@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sparsebp.core.errors import ScheduleError
-from sparsebp.schedule import Overlap, StepGraph, read_csv, write_csv
+from sparsebp.core.errors import FileFormatError, OptionError, ScheduleError
+from sparsebp.schedule import Overlap, StepGraph, programs_to_csv, read_csv, to_csv, write_csv
 from sparsebp.schedule.builders import BUILDERS, build
-from sparsebp.schedule.files import for_torch, write_programs
+from sparsebp.schedule.files import check_communication, for_torch, from_csv, write_programs
 from sparsebp.schedule.lowering import lower
 
 pytest.importorskip("torch")
@@ -82,7 +82,7 @@ def dry_run(order, to_rank, stages):
 
 SYNCHRONOUS = [
     name for name in BUILDERS
-    if name not in ("ooo", "ooo-list", "reverse-first-k", "pipedream", "dualpipe-2018", "dualpipe")
+    if name not in ("ooo", "ooo-list", "reverse-first-k", "pipedream", "dualpipe-2018", "dualpipe", "forward-only")
 ]  # fmt: skip
 
 
@@ -156,9 +156,79 @@ def test_pytorch_runs_our_programs(tmp_path):
         schedule = build(name, workers=2, stages=4, microbatches=4, input_gradient=True)
         files.append(tmp_path / f"{name}.csv")
         write_programs(lower(for_torch(schedule, sums=True), one_stream=True), files[-1])
+    for name in ("zb-h1", "fast-forward", "zb-v", "dualpipe-v"):  # split backwards of the second stage are wrong there
+        schedule = build(name, workers=2, stages=4, microbatches=4, input_gradient=True, unweighted=[0])
+        files.append(tmp_path / f"bare-{name}.csv")
+        write_programs(lower(for_torch(schedule, sums=True), one_stream=True), files[-1])
+    for name in ("v-half", "zb-2p", "breadth-first"):
+        schedule = build(name, workers=2, stages=4, microbatches=4)
+        files.append(tmp_path / f"{name}.csv")
+        write_programs(lower(for_torch(schedule, sums=True), one_stream=True), files[-1])
     script = Path(__file__).with_name("torch_ranks.py")
     found = subprocess.run([sys.executable, script, tmp_path / "store", *files], capture_output=True, text=True,
                            timeout=300, check=False)  # fmt: skip
     assert found.returncode == 0, found.stderr
     apart = [float(line) for line in found.stdout.split()]
     assert len(apart) == 2 * len(files) and max(apart) < 1e-15
+
+
+@pytest.mark.parametrize(("name", "stages"), [one for one in MULTI if one[0] != "ScheduleDualPipeV"])
+def test_sharded_stages_are_gathered_and_freed_where_pytorch_does(tmp_path, name, stages):
+    """In all of its schedules but those with overlaps, of which it gathers four stages at a time."""
+    theirs = runtime(4, stages, 8, getattr(pipelining, name))
+    theirs._dump_csv(tmp_path / "theirs.csv")
+    plain = for_torch(read_csv(tmp_path / "theirs.csv"), sums=True)
+    text = programs_to_csv(lower(plain, one_stream=True), sharded=range(stages))
+    for rank, cells in enumerate(csv.reader(text.splitlines())):
+        ours = [cell for cell in cells if not any(word in cell for word in ("SEND", "RECV", "REDUCE"))]
+        order = pipelining._add_unshard_reshard(theirs.pipeline_order[rank])
+        assert [cell for cell in ours if "RESHARD" not in cell] == [str(a) for a in order if "RESHARD" not in str(a)]
+        assert sorted(ours) == sorted(map(str, order))
+    with pytest.raises(OptionError, match="Unknown stages are sharded"):
+        programs_to_csv(lower(plain), sharded=[stages])
+
+
+@pytest.mark.parametrize(("name", "stages"), MULTI)
+def test_communication_of_pytorchs_files_is_checked(tmp_path, name, stages):
+    theirs = runtime(4, stages, 8, getattr(pipelining, name))
+    theirs._dump_csv(tmp_path / "theirs.csv", format="compute_comms")
+    text = (tmp_path / "theirs.csv").read_text()
+    schedule = from_csv(text)
+    assert check_communication(text, schedule)
+    assert not check_communication(to_csv(schedule), schedule)
+    rows = list(csv.reader(text.splitlines()))
+    sends = [at for at, cell in enumerate(rows[0]) if cell.startswith("0SEND_F")][:2]
+
+    def changed(edit) -> str:
+        other = [list(row) for row in rows]
+        edit(other)
+        return "\n".join(",".join(row) for row in other)
+
+    def swap(cells: list[list[str]]) -> None:
+        """Receive the first two messages in the opposite order, both before the first is read."""
+        there = [at for at, cell in enumerate(cells[1]) if cell.startswith("1RECV_F")][:2]
+        first, second = (cells[1][at] for at in there)
+        cells[1] = [cell for at, cell in enumerate(cells[1]) if at not in there]
+        cells[1][:0] = [second, first]
+
+    with pytest.raises(ScheduleError, match="deadlocked"):
+        check_communication(changed(swap), schedule)
+    with pytest.raises(FileFormatError, match="no such communication"):
+        from_csv(changed(lambda cells: cells[1].append("5RECV_F9")))
+    with pytest.raises(ScheduleError, match="missing"):
+        check_communication(changed(lambda cells: cells[0].pop(sends[1])), schedule)
+    with pytest.raises(FileFormatError, match="not a message"):
+        check_communication(changed(lambda cells: cells[0].append(rows[0][sends[0]])), schedule)
+    with pytest.raises(FileFormatError, match="before it is made"):
+        check_communication(changed(lambda cells: cells[0].insert(0, cells[0].pop(sends[0]))), schedule)
+
+
+def test_both_ranks_send_before_they_receive(tmp_path):
+    """On one stream neither send ends; with a stream for each direction both do."""
+    text = "0F0,0F1,0SEND_F0,0RECV_B0,0SEND_F1,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n"
+    schedule = from_csv(text)
+    assert check_communication(text, schedule)
+    crossed = text.replace("0RECV_B0,0SEND_F1", "0SEND_F1,0RECV_B0")
+    assert check_communication(crossed, schedule, one_stream=False)
+    with pytest.raises(ScheduleError, match="deadlocked"):
+        check_communication(crossed, schedule)
