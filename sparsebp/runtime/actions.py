@@ -19,7 +19,7 @@ from sparsebp.core.locks import cached_property
 from sparsebp.core.shortcuts import forward_of, shortcuts_of
 from sparsebp.nn import fused
 from sparsebp.nn.gradients import Gradients, gradients_of
-from sparsebp.nn.loss import check_mean, count_of, summed
+from sparsebp.nn.loss import check_counts, check_mean, count_of, summed
 from sparsebp.nn.recurrent.carried import CarriedState
 from sparsebp.nn.sequential import taking_lengths
 from sparsebp.nn.steps import OutputSteps, ValidSteps, class_steps, output_steps
@@ -487,6 +487,8 @@ class Actions:
 
     def counts(self, targets: Sequence[Array], *, deferred: bool) -> list[Any]:
         """Return by how much the loss of each micro-batch divides, see `count_of`."""
+        if len(targets) > 1:
+            check_counts(self.loss)
         return [count_of(self.loss, target, on_device=deferred) for target in targets]
 
     def _loss(self, m: int, count: int) -> StepFunction:

@@ -120,7 +120,7 @@ class PlainExecutor(Executor):
     Notes
     -----
     A step of several micro-batches has the mean over all of it: the mean of each micro-batch, and its gradient, are
-    weighted by how much it counts (`sparsebp.nn.loss.Loss.count`; a loss without `count` counts samples). One in which
+    weighted by how much it counts (`sparsebp.nn.loss.Loss.count`; a loss without `count` is refused). One in which
     nothing counts has weight 0.
 
     On a GPU (with a loss that has ``on_device``) the host checks a step only after giving the next one to the device:

@@ -19,6 +19,7 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array, check_flag
 from sparsebp.core.errors import OptionError, ScheduleError, TransportError
 from sparsebp.nn.init import Rows, rows_of
+from sparsebp.nn.loss import check_counts
 from sparsebp.optim.optimizer import square_sums
 from sparsebp.optim.sharded import PieceOptimizer
 from sparsebp.runtime.actions import (
@@ -278,6 +279,8 @@ class ReplicaActions(Actions):
         buckets: Buckets, totals: Totals,
     ) -> None:  # fmt: skip
         super().__init__(stages, loss, optimizer, clip_norm, observer)
+        if totals.transport.size > 1:
+            check_counts(loss)
         self.buckets, self.totals = buckets, totals
         self._holders = Counter(name for stage in stages.all for name in set(stage.parameters.values()))
         self._ended = 0  # micro-batches whose loss is known

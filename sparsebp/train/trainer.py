@@ -61,8 +61,8 @@ class Trainer(TrainingState):
         A layer (`sparsebp.nn.Layer`).
     loss
         ``forward(prediction, target) -> (value, saved)``, a mean over the batch, and ``input_grad(saved)``. What the
-        mean divides by is ``count(target)``; a loss without it divides by the number of samples. Everything that
-        averages (micro-batches, ranks, epochs, `evaluate`) weights means by these counts.
+        mean divides by is ``count(target)``. Everything that averages (micro-batches, ranks, epochs, `evaluate`)
+        weights means by these counts. A loss without it trains whole batches on one worker; `evaluate` counts samples.
     optimizer
         ``begin()``, ``lr``, ``state_dict``, ``load_state_dict``, as `sparsebp.optim.Optimizer` has them; built on
         ``model.parameters()`` or a part of them. The others stay as they are. A layer without trained parameters, and
