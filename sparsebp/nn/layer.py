@@ -17,6 +17,7 @@ import numpy as np
 
 from sparsebp.core import backend, parts
 from sparsebp.core import masks as masking
+from sparsebp.core.absent import held, is_absent, refuse
 from sparsebp.core.check import Array, ProductFactors, check_flag, shown
 from sparsebp.core.errors import FileFormatError, OptionError, ShapeError
 from sparsebp.core.shortcuts import LayerType, forward_of, only_described, say_own, says
@@ -592,8 +593,14 @@ class Layer(metaclass=LayerType):
         """Return copies of all parameters and buffers by dotted name, on the layer's device; pruned weights are 0."""
         return {
             name: array.copy() if (mask := masking.mask_of(array)) is None else masking.kept(array, mask)
-            for name, array in self._state().items()
+            for name, array in self._held_state().items()
         }
+
+    def _held_state(self) -> dict[str, Array]:
+        state = self._state()
+        if len(held(state)) < len(state):
+            refuse("asked for")
+        return state
 
     def _state(self) -> dict[str, Array]:
         return {
@@ -648,7 +655,7 @@ class Layer(metaclass=LayerType):
         loaded = {
             name: checked_like(name, state[name], param, finite=name in finite)
             for name, param in params.items()
-            if name in state
+            if name in state and not _both_absent(param, state[name])
         }
         uses: dict[str, str] = {}  # of a shared parameter the first name that is loaded
         for name, param, first in self._named_parameters():
@@ -760,6 +767,13 @@ class Layer(metaclass=LayerType):
         first = next(iter(self.children.values()), None)
         given = None if first is None else first.input_dtype
         return given if given is not None and given.kind == "i" else self.dtype
+
+
+def _both_absent(param: Array, given: Any) -> bool:
+    """Whether neither a parameter nor its part of a state is there; refuses to load one without the other."""
+    if is_absent(param) and not is_absent(given):
+        refuse("loaded")
+    return is_absent(param)
 
 
 batch_first_axes = property(

@@ -11,6 +11,7 @@ import numpy as np
 
 from sparsebp.core import backend, parts
 from sparsebp.core import masks as masking
+from sparsebp.core.absent import guard, is_absent
 from sparsebp.core.check import Array, shown
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, NonFiniteError, OptionError, ShapeError
 
@@ -105,12 +106,12 @@ class NamedArrays(Named[Array]):
         backend.namespace(**{name: array})
         if old is not None:
             backend.namespace(array, old)
-            backend.check_array(name, array, dtype=old.dtype, shape=old.shape)
+            backend.check_array(name, array, dtype=old.dtype, shape=old.shape, contiguous=not is_absent(array))
         elif not array.dtype.isnative:
             raise DTypeError(f"{name} has the wrong byte order", got=array.dtype,
                              expected=array.dtype.newbyteorder("="),
                              remedy="Pass array.astype(array.dtype.newbyteorder('='))")  # fmt: skip
-        if backend.is_host(backend.namespace(array)) and not array.flags.writeable:
+        if backend.is_host(backend.namespace(array)) and not array.flags.writeable and not is_absent(array):
             raise LayoutError(f"{name} is read-only", expected="an array that can be written to",
                               got="one that cannot", remedy=f"Pass {name}.copy()")  # fmt: skip
         self.replace(name, array)
@@ -124,6 +125,8 @@ class NamedArrays(Named[Array]):
         # An attribute that was something else, a flag called "bias" say, stays.
         if layer is not None and layer.__dict__.get(name, before) is before and not hasattr(type(layer), name):
             layer.__dict__[name] = array
+        if layer is not None and (is_absent(array) or is_absent(before)):
+            guard(layer)
 
     def instead(self, owner: Any, new: Mapping[str, Array]) -> NamedArrays:
         """Return `new`, checked against these arrays, which it replaces."""
