@@ -179,6 +179,7 @@ class _Guard:
 
     def __init__(self, layer: Any) -> None:
         functools.update_wrapper(self, type(layer).forward.__get__(layer))
+        self.__func__ = type(layer).forward  # as a bound method has it, for whoever asks what it takes
 
     def __call__(self, *args: Any, **options: Any) -> NoReturn:
         refuse("needed in a forward")

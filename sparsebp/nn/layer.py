@@ -591,16 +591,17 @@ class Layer(metaclass=LayerType):
 
     def state_dict(self) -> dict[str, Array]:
         """Return copies of all parameters and buffers by dotted name, on the layer's device; pruned weights are 0."""
-        return {
-            name: array.copy() if (mask := masking.mask_of(array)) is None else masking.kept(array, mask)
-            for name, array in self._held_state().items()
-        }
-
-    def _held_state(self) -> dict[str, Array]:
-        state = self._state()
+        state = self.live_state()
         if len(held(state)) < len(state):
             refuse("asked for")
-        return state
+        return {name: array.copy() for name, array in state.items()}
+
+    def live_state(self) -> dict[str, Array]:
+        """Return `state_dict` with the arrays themselves, for a look at them."""
+        return {
+            name: array if (mask := masking.mask_of(array)) is None else masking.kept(array, mask)
+            for name, array in self._state().items()
+        }
 
     def _state(self) -> dict[str, Array]:
         return {

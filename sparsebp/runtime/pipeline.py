@@ -567,9 +567,9 @@ def hold_stages(stages: Stages, optimizer: Any, numbers: Iterable[int]) -> None:
     optimizer._fill(arrays)
 
 
-def forget_initial_values(stages: Stages) -> None:
-    """Let nobody take initial values for those of stages that other ranks are about to train."""
-    for stand_in in absent_in([stages.model]):
+def forget_initial_values(model: Any) -> None:
+    """Let nobody take initial values for those of stages that other ranks train."""
+    for stand_in in absent_in([model]):
         stand_in.recipe = None
 
 
@@ -670,7 +670,7 @@ class PipelineExecutor(Executor):
         self._losses_of = [schedule.worker_of(len(self.stages) - 1, m) for m in everything]  # ranks
         hold_stages(self.stages, optimizer, own)
         self.stages = Stages(model, trained_parameters(model, optimizer))
-        self._lacks = any(map(is_absent, model.parameters().values()))
+        self._lacks = any(transport.share(any(map(is_absent, model.parameters().values()))))
         if self._lacks and predictor is not None:
             raise OptionError("A predictor keeps weights of all stages", expected="all parameters on every rank",
                               got="a model built by deferred_init", remedy="Build it without")  # fmt: skip
@@ -751,7 +751,7 @@ class PipelineExecutor(Executor):
         self._versions.begin(program.ahead)
         self._apart = True
         if self._lacks:
-            forget_initial_values(self.stages)
+            forget_initial_values(self.stages.model)
         for task in program.tasks:
             task(steps)
         self._p2p.end()

@@ -15,7 +15,7 @@ from sparsebp.optim import Predictor
 from sparsebp.optim.lr_schedules import ChainedScheduler, ReduceLROnPlateau, with_parts
 from sparsebp.runtime.actions import Observer, Stages
 from sparsebp.runtime.executor import Executor, PlainExecutor
-from sparsebp.runtime.pipeline import PipelineExecutor
+from sparsebp.runtime.pipeline import PipelineExecutor, check_fits_ranks, own_stages
 from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
 from sparsebp.runtime.search import SCHEDULE_NAME, OutOfOrderExecutor
 from sparsebp.schedule import Schedule
@@ -174,6 +174,18 @@ def _earlier_schedule(run: TrainingState, stages: Stages) -> Schedule | None:
 def _is_of(schedule: Schedule, stages: Stages) -> bool:
     graph = schedule.graph
     return (len(stages), 1, stages.unweighted) == (graph.stages, graph.microbatches, graph.unweighted)
+
+
+def stages_by_rank(run: TrainingState, stages: Stages) -> list[list[int]]:
+    """Return the stages that every rank runs."""
+    transport, everything = run.transport, list(range(len(stages)))
+    if transport is None or transport.size == 1 or run.schedule in (REPLICAS, FIRST_K):
+        return [everything] * (1 if transport is None else transport.size)
+    schedule = schedule_of(stages, run.fusion, run.accumulate, run.schedule, transport.size)
+    if schedule.graph.synchronised:
+        return [everything] * transport.size
+    check_fits_ranks(schedule, stages, transport, predicts=run.predictor is not None)
+    return [own_stages(schedule, rank) for rank in range(transport.size)]
 
 
 def executor_of(run: TrainingState, stages: Stages, observer: Observer) -> Executor:

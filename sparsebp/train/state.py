@@ -70,6 +70,7 @@ class TrainingState:
     validates: bool = False  # whether there is a validation set
     replaces: bool = False  # whether files of an earlier run may be replaced
     has_steps: bool = True  # whether any step may be taken, and so any file be written
+    apart: bool = False  # whether ranks hold different parameters
     # With ranks: the events at which callbacks of rank 0 look at the model.
     seen_on_rank_0: frozenset[str] | None = None
 

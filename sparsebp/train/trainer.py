@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -10,23 +11,35 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sparsebp.comm.transport import Transport, check_callable
+from sparsebp.core.absent import is_absent
 from sparsebp.core.check import Array, Seed, check_flag, check_integer, check_positive
 from sparsebp.core.errors import OptionError
 from sparsebp.core.files import kept_path
 from sparsebp.data.dataset import Dataset, epoch_order
+from sparsebp.nn.deferred import absent_in
 from sparsebp.nn.recurrent.carried import CarriedState
 from sparsebp.optim import Predictor
 from sparsebp.optim.lr_schedules import EpochLoss, reads_model, takes_metric
-from sparsebp.runtime.actions import check_even, trained_parameters
+from sparsebp.runtime.actions import Stages, check_even, trained_parameters
 from sparsebp.runtime.agreement import collective_call
-from sparsebp.runtime.pipeline import Note
+from sparsebp.runtime.forward import ForwardPipeline
+from sparsebp.runtime.pipeline import Note, forget_initial_values, hold_stages
 from sparsebp.runtime.search import MEMORY_RATIO
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import Fusion
 from sparsebp.train.batches import as_dataset, origin_of, shape_of, share_of, steps_of, with_state
+from sparsebp.train.by_stage import Holders, gathered, receive_checkpoint, save_by_stage, whole_on_rank_0
 from sparsebp.train.callbacks import Callback, RunInfo, progress_of
-from sparsebp.train.checkpoint import checked_config, load_checkpoint, pack, restore, save_checkpoint
-from sparsebp.train.evaluation import Metric, check_metrics, evaluation_batches, predictions, scores_of, whole_set
+from sparsebp.train.checkpoint import checked_config, live_state, open_checkpoint, pack, restore, save_checkpoint
+from sparsebp.train.evaluation import (
+    Metric,
+    Scores,
+    check_metrics,
+    evaluation_batches,
+    predictions,
+    scores_of,
+    whole_set,
+)
 from sparsebp.train.folder import run_folder
 from sparsebp.train.history import EpochRecord, Evaluation, History
 from sparsebp.train.identity import fingerprint, options_given
@@ -42,6 +55,7 @@ from sparsebp.train.setup import (
     check_ranks,
     check_schedule,
     scheduler_of,
+    stages_by_rank,
     staleness,
 )
 from sparsebp.train.state import BEST_NAME, FILE_NAME, TrainingState, training
@@ -217,6 +231,7 @@ class Trainer(TrainingState):
             seed_given=not drawn,
         )  # fmt: skip
         self._runner: Runner | None = None
+        self._pipeline: tuple[Holders, ForwardPipeline] | None = None  # where ranks hold different parameters
         self._validation: dict[str, Any] = {}  # how batches of the validation set are made
         self._options_left: dict[str, Any] | None = None  # the options as the last fit has left them
         self._progress: tuple[Callback, ...] = ()
@@ -328,6 +343,7 @@ class Trainer(TrainingState):
                 agree(self, shape | {"epochs": epochs, "resume": resume, "overwrite": overwrite,
                       "validation samples": held, "validation_batch_size": validation_batch_size,
                       "metrics": list(self.metrics)}, training_set, held_out)  # fmt: skip
+            self._hold()
             folder, self.has_steps = self.checkpoint_dir if self.leads else None, epochs > 0
             with run_folder(folder, resume=resume, overwrite=overwrite, writes=self.has_steps), training(self.model):
                 collective_call(self.transport, lambda: self._describe(training_set, held_out))
@@ -335,6 +351,47 @@ class Trainer(TrainingState):
                     return self._fit(training_set, held_out, epochs, shape, resume, overwrite)
                 finally:
                     self._options_left = options_given(self)
+
+    def _hold(self) -> None:
+        """Make the parameters that this rank holds of a model that was built without memory; all ranks call it."""
+        transport = self.transport
+        lacks = hasattr(self.model, "modules") and bool(absent_in([self.model]))
+        self.apart = lacks if transport is None else any(transport.share(lacks))
+        if not self.apart:
+            self._pipeline = None
+            return
+        stages = Stages(self.model, trained_parameters(self.model, self.optimizer))
+        by_rank = collective_call(transport, lambda: stages_by_rank(self, stages))
+        own = by_rank[0 if transport is None else transport.rank]
+        collective_call(transport, lambda: hold_stages(stages, self.optimizer, own))
+        self.apart = len(set(map(tuple, by_rank))) > 1
+        if transport is not None and self.apart and self._pipeline is None:
+            ranks = [[rank for rank, some in enumerate(by_rank) if number in some] for number in range(len(stages))]
+            stages = Stages(self.model, trained_parameters(self.model, self.optimizer))
+            self._pipeline = (
+                Holders(stages, ranks), ForwardPipeline(stages, [some[0] for some in ranks], transport)
+            )  # fmt: skip
+
+    @property
+    def _holders(self) -> Holders | None:
+        return None if self._pipeline is None else self._pipeline[0]
+
+    def gather_model(self) -> dict[str, Any] | None:
+        """Return the state of the whole model on rank 0, as ``model.state_dict()``, None elsewhere; all ranks call it.
+
+        It has the memory of the whole model. Of ranks that hold their own stages alone it is the one place where all
+        parameters meet: load it into a model that was built without `sparsebp.nn.deferred_init`.
+        """
+        self._hold()
+        self._flush()
+        holders = self._holders
+        if holders is None:
+            return dict(self.model.state_dict()) if self.leads else None
+        found = gathered(self, holders, holders.entries(self, optimizer=False))
+        if not self.leads:
+            return None
+        return {name: found.get(f"model.{name}", array) if is_absent(array) else array.copy()
+                for name, array in live_state(self.model).items()}  # fmt: skip
 
     def _describe(self, dataset: Dataset | Loader, validation: Dataset | Loader | None) -> None:
         """Note what checkpoints say of the run: its options, as they were given, and its data."""
@@ -481,8 +538,12 @@ class Trainer(TrainingState):
         """
         data = as_dataset(dataset, self.model, lengths)
         shape = evaluation_batches(data, batch_size, stateful)
+        self._hold()
         self._flush()
-        return whole_set(self, scores_of(self, data, shape, "the data set"))
+        if self._pipeline is None:
+            return whole_set(self, scores_of(self, data, shape, "the data set"))
+        with aborting_others(self.transport):
+            return whole_set(self, self._scores(data, shape, "the data set"))
 
     def predict(
         self, x: Any, *, batch_size: int | None = None, lengths: Any = None, stateful: bool = False
@@ -514,8 +575,19 @@ class Trainer(TrainingState):
         """
         data = as_dataset(x, self.model, lengths, targets=False)
         shape = evaluation_batches(data, batch_size, stateful)
+        self._hold()
         self._flush()
-        return predictions(self.model, data, shape)
+        if self._pipeline is None or self.transport is None:
+            return predictions(self.model, data, shape)
+        pipeline = self._pipeline[1]
+        with aborting_others(self.transport):
+            return self.transport.broadcast(predictions(self.model, data, shape, pipeline), pipeline.last)
+
+    def _scores(self, data: Dataset | Loader, shape: dict[str, Any], name: str) -> list[Scores]:
+        """Return the numbers of all batches, on all ranks, which run their own stages of each."""
+        transport, (_, pipeline) = self.transport, self._pipeline  # type: ignore[misc]
+        found: list[Scores] = transport.broadcast(scores_of(self, data, shape, name, pipeline=pipeline), pipeline.last)  # type: ignore[union-attr]
+        return found
 
     def _run_epoch(
         self, runner: Runner, dataset: Dataset | Loader, validation: Dataset | Loader | None, epoch: int, first: int,
@@ -550,6 +622,11 @@ class Trainer(TrainingState):
         self._tell("validation_start")
         rank, size = (0, 1) if self.transport is None else (self.transport.rank, self.transport.size)
         size = 1 if isinstance(validation, Loader) else size
+        if self._pipeline is not None:
+            scores = self._scores(validation, self._validation, "the validation set")
+            result = collective_call(self.transport, lambda: whole_set(self, scores))
+            self._tell("validation_end")
+            return result
         own = scores_of(self, validation, self._validation, "the validation set", rank, size) if rank < size else []
         if self.transport is None:
             result = whole_set(self, own)
@@ -583,16 +660,19 @@ class Trainer(TrainingState):
         """Load the folder's checkpoint, if there is one, and return the epoch and the batch to go on with."""
         folder = self.checkpoint_dir
         path = None if folder is None or not self.leads else folder / FILE_NAME
-        checkpoint = collective_call(
-            self.transport, lambda: load_checkpoint(path) if path is not None and path.exists() else None
-        )
-        if self.transport is not None:
-            checkpoint = self.transport.broadcast(checkpoint)
+        with contextlib.ExitStack() as stack:
+            file = collective_call(
+                self.transport,
+                lambda: stack.enter_context(open_checkpoint(path)) if path is not None and path.exists() else None,
+            )
+            checkpoint = receive_checkpoint(self, file)
         if checkpoint is None or folder is None:
             return None
         at: tuple[int, int] = collective_call(
             self.transport, lambda: restore(self, checkpoint, shape, folder / FILE_NAME)
         )
+        if self.apart:
+            forget_initial_values(self.model)
         self.saved, self.position = self.history.steps, dict(checkpoint.state["position"])
         return at
 
@@ -612,7 +692,9 @@ class Trainer(TrainingState):
             return
         self._check_parameters(epoch)
         path = self.checkpoint_dir / FILE_NAME
-        if self.leads:  # the other ranks keep track of `saved` as well
+        if self._holders is not None:
+            save_by_stage(self, self._holders, path)
+        elif self.leads:  # the other ranks keep track of `saved` as well
             save_checkpoint(path, pack(self))
         self.saved = self.history.steps
         self._tell("checkpoint", path)
@@ -628,11 +710,14 @@ class Trainer(TrainingState):
             self._runner.flush(wait=wait)
 
     def _tell(self, event: str, *args: Any) -> None:
-        if self.sees(event) and self._runner is not None:
+        sees = self.sees(event) and self._runner is not None
+        if sees and self._runner is not None:
             self._runner.gather_state()
 
         def tell() -> None:
             for callback in (*self._progress, *self.callbacks) if self.leads else ():
                 getattr(callback, f"on_{event}")(*args)
 
-        notify_on_rank_0(self, event, tell)
+        holders = self._holders if sees else None
+        with whole_on_rank_0(self, holders):
+            notify_on_rank_0(self, event, tell, holders)
