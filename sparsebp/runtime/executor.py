@@ -140,6 +140,7 @@ class PlainExecutor(Executor):
         observer = observer or Observer()
         self._order = schedule
         self._actions = self._make_actions(loss, optimizer, clip_norm, observer)
+        self._actions.recomputed = schedule.recomputed
         self._programs: dict[int, Program] = {}
         program = self._program(schedule.graph.microbatches)
         if clip_norm is not None and not program.gathered:

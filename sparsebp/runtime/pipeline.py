@@ -677,6 +677,7 @@ class PipelineExecutor(Executor):
         self._actions = PipelineActions(
             self.stages, loss, optimizer, clip_norm, observer or Observer(), own, lambda step: self._share([step])
         )
+        self._actions.recomputed = schedule.recomputed
         xp = backend.namespace(next(iter(model.parameters().values())))
         self._p2p = P2PBuffers(transport, xp)
         names = {number: tuple(dict.fromkeys(self.stages[number].parameters.values())) for number in own}

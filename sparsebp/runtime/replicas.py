@@ -308,6 +308,10 @@ class ReplicaActions(Actions):
 
         return last
 
+    def draws_of(self, m: int) -> contextlib.AbstractContextManager[Any]:
+        """Draw this rank's rows of one worker's draws for all samples."""
+        return rows_of(lambda: self.totals.rows(m))
+
     def share(self, step: Step) -> None:
         """Find the shares of the micro-batches, of all that counts on all ranks."""
         step.sums = self.summed is not None
@@ -323,7 +327,7 @@ class ReplicaActions(Actions):
 
         def draw(step: Step) -> None:
             before = {name: pickle.dumps(generator.bit_generator.state) for name, generator in foreign.items()}
-            with rows_of(lambda: self.totals.rows(m)) as drawn:
+            with self.draws_of(m) as drawn:
                 run(step)
             for name, generator in foreign.items():
                 if id(generator) not in drawn and pickle.dumps(generator.bit_generator.state) != before[name]:

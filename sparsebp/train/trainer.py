@@ -168,10 +168,16 @@ class Trainer(TrainingState):
     **Several ranks.** Before anything that looks at the model (evaluation, checkpoints, callbacks) and at the end of
     `fit`, the model is brought up to date on all ranks. The history is the same on all, with rank 0's seconds.
     Callbacks run, and checkpoints are written, on rank 0; a checkpoint is of the whole model, and any number of ranks
-    may go on from it. Ranks share the evaluation after an epoch; `evaluate` and `predict` run where they are called. An
-    error before the first step is raised on all ranks, which can go on with another `fit`; a rank that fails later ends
+    may go on from it, also where its layers are grouped into other stages. Ranks share the evaluation after an epoch;
+    `evaluate` and `predict` run where they are called. An error before the first step is raised on all ranks, which can go on with another `fit`; a rank that fails later ends
     the others with `TransportError`. An asynchronous schedule (``"pipedream"``, ``"dualpipe-2018"``) updates after each
     of the `accumulate` micro-batches; a step's loss and squared norm are their means.
+
+    **A pipeline with the memory of its stages.** If the model was built within `sparsebp.nn.deferred_init`, a rank of a
+    pipeline makes and keeps the parameters, gradients and optimizer state of its own stages alone. Rank 0 writes a
+    checkpoint array by array, as the others send them; evaluations, `evaluate` and `predict` run through the pipeline,
+    on all ranks together, which all get the result. Rank 0 gathers the whole model for callbacks that look at it
+    (``reads_model``), and `gather_model` returns it there.
 
     `fit` switches a model that is in evaluation mode as a whole to training; in one that is in training mode, layers in
     evaluation (``model[1].eval()``) stay so. All modes are restored afterwards.
@@ -352,10 +358,12 @@ class Trainer(TrainingState):
                 finally:
                     self._options_left = options_given(self)
 
+    def _lacks(self) -> bool:
+        return hasattr(self.model, "modules") and bool(absent_in([self.model]))
+
     def _hold(self) -> None:
         """Make the parameters that this rank holds of a model that was built without memory; all ranks call it."""
-        transport = self.transport
-        lacks = hasattr(self.model, "modules") and bool(absent_in([self.model]))
+        transport, lacks = self.transport, self._lacks()
         self.apart = lacks if transport is None else any(transport.share(lacks))
         if not self.apart:
             self._pipeline = None
@@ -538,7 +546,8 @@ class Trainer(TrainingState):
         """
         data = as_dataset(dataset, self.model, lengths)
         shape = evaluation_batches(data, batch_size, stateful)
-        self._hold()
+        if self.apart or self._lacks():
+            self._hold()
         self._flush()
         if self._pipeline is None:
             return whole_set(self, scores_of(self, data, shape, "the data set"))
@@ -575,7 +584,8 @@ class Trainer(TrainingState):
         """
         data = as_dataset(x, self.model, lengths, targets=False)
         shape = evaluation_batches(data, batch_size, stateful)
-        self._hold()
+        if self.apart or self._lacks():
+            self._hold()
         self._flush()
         if self._pipeline is None or self.transport is None:
             return predictions(self.model, data, shape)
