@@ -674,9 +674,7 @@ class PipelineExecutor(Executor):
         if self._lacks and predictor is not None:
             raise OptionError("A predictor keeps weights of all stages", expected="all parameters on every rank",
                               got="a model built by deferred_init", remedy="Build it without")  # fmt: skip
-        self._actions = PipelineActions(
-            self.stages, loss, optimizer, clip_norm, observer or Observer(), own, lambda step: self._share([step])
-        )
+        self._actions = self._make_actions(loss, optimizer, clip_norm, observer or Observer(), own)
         self._actions.recomputed = schedule.recomputed
         xp = backend.namespace(next(iter(model.parameters().values())))
         self._p2p = P2PBuffers(transport, xp)
@@ -706,6 +704,13 @@ class PipelineExecutor(Executor):
         self._apart = False  # whether other ranks have updated their stages since these were brought up to date
         self._begun = False
         self._samples: list[str] = []
+
+    def _make_actions(
+        self, loss: Any, optimizer: Any, clip_norm: float | None, observer: Observer, own: Mapping[int, Collection[int]]
+    ) -> PipelineActions:
+        return PipelineActions(
+            self.stages, loss, optimizer, clip_norm, observer, own, lambda step: self._share([step])
+        )  # fmt: skip
 
     @property
     def pending(self) -> bool:

@@ -7,7 +7,7 @@ import math
 import pickle
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any, ClassVar, TypeVar
@@ -26,6 +26,7 @@ from sparsebp.runtime.actions import (
     Actions,
     Batch,
     Observer,
+    Stage,
     Stages,
     Step,
     StepFunction,
@@ -271,6 +272,9 @@ class Totals:
         self._close_totals.clear()
 
 
+Indices = TypeVar("Indices", bound=Sequence[Any])
+
+
 class ReplicaActions(Actions):
     """`Actions` of one of several replicas; micro-batches without samples on this rank are skipped."""
 
@@ -319,25 +323,14 @@ class ReplicaActions(Actions):
 
     def _drawing(self, number: int, m: int, run: StepFunction) -> StepFunction:
         """Return `run`, an F, in which layers draw this rank's rows of one worker's draws for all samples."""
-        layer = self.stages[number].layer
-        generators = layer.generators() if hasattr(layer, "generators") else {}
+        stage = self.stages[number]
+        generators = stage.layer.generators() if hasattr(stage.layer, "generators") else {}
         if not generators:
             return run
-        foreign = {name: part.generator for name, part in layer.modules() if name in generators and not is_ours(part)}
+        by_rows = drawing_rows(stage, run, lambda: self.draws_of(m))
 
         def draw(step: Step) -> None:
-            before = {name: pickle.dumps(generator.bit_generator.state) for name, generator in foreign.items()}
-            with self.draws_of(m) as drawn:
-                run(step)
-            for name, generator in foreign.items():
-                if id(generator) not in drawn and pickle.dumps(generator.bit_generator.state) != before[name]:
-                    layer_name = f"{self.stages[number].name}.{name}".strip(".")
-                    raise OptionError(
-                        f"The layer {layer_name} draws random numbers by itself: the same for every replica's samples",
-                        expected="numbers that sparsebp.nn.draw_rows has drawn", got="others",
-                        remedy="Draw by sparsebp.nn.draw_rows(self.generator, x.shape, make); see the guide 'Write a "
-                        "layer'"
-                    )  # fmt: skip
+            by_rows(step)
             samples = self.totals.samples(m)
             if 0 in samples and any(samples):  # a rank without samples has not drawn
                 states = {name: generator.bit_generator.state for name, generator in generators.items()}
@@ -387,6 +380,40 @@ class ReplicaActions(Actions):
         """Update some parameters, in the order in which their gradients arrive."""
         for some in self.buckets.arriving(names):
             super().apply_update(step, some, gathered=gathered and self.clip_norm is not None)
+
+
+def drawing_rows(
+    stage: Stage, run: StepFunction, draws: Callable[[], contextlib.AbstractContextManager[Any]]
+) -> StepFunction:
+    """Return `run`, an F, in which a stage draws within `draws`, and refuses to draw in another way."""
+    layer = stage.layer
+    generators = layer.generators()
+    foreign = {name: part.generator for name, part in layer.modules() if name in generators and not is_ours(part)}
+
+    def draw(step: Step) -> None:
+        before = {name: pickle.dumps(generator.bit_generator.state) for name, generator in foreign.items()}
+        with draws() as drawn:
+            run(step)
+        for name, generator in foreign.items():
+            if id(generator) not in drawn and pickle.dumps(generator.bit_generator.state) != before[name]:
+                layer_name = f"{stage.name}.{name}".strip(".")
+                raise OptionError(
+                    f"The layer {layer_name} draws random numbers by itself: the same for every replica's samples",
+                    expected="numbers that sparsebp.nn.draw_rows has drawn", got="others",
+                    remedy="Draw by sparsebp.nn.draw_rows(self.generator, x.shape, make); see the guide 'Write a "
+                    "layer'"
+                )  # fmt: skip
+
+    return draw
+
+
+def share_of_rank(indices: Indices, transport: Transport) -> Indices:
+    """Return this rank's part of a micro-batch's samples: equal parts, up to one sample."""
+    size, rank = transport.size, transport.rank
+    least, more = divmod(len(indices), size)
+    begin = rank * least + min(rank, more)
+    own: Indices = indices[begin : begin + least + (rank < more)]  # type: ignore[assignment]
+    return own
 
 
 def _unless_empty(run: StepFunction, m: int) -> StepFunction:
@@ -571,9 +598,6 @@ def gathered(optimizer: PieceOptimizer, buckets: ShardedBuckets, *, keep: bool) 
         optimizer.restore(whole)
 
 
-Indices = TypeVar("Indices", bound=Sequence[Any])
-
-
 class ReplicaExecutor(PlainExecutor):
     """An `PlainExecutor` of one of several replicas, which all run the same schedule on their own part of the samples.
 
@@ -696,11 +720,7 @@ class ReplicaExecutor(PlainExecutor):
 
     def own(self, indices: Indices) -> Indices:
         """Return this rank's part of a micro-batch's samples: equal parts, up to one sample."""
-        size, rank = self.transport.size, self.transport.rank
-        least, more = divmod(len(indices), size)
-        begin = rank * least + min(rank, more)
-        own: Indices = indices[begin : begin + least + (rank < more)]  # type: ignore[assignment]
-        return own
+        return share_of_rank(indices, self.transport)
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
         """Run one step, with the same number of micro-batches on all ranks; see `PlainExecutor.step`.

@@ -16,7 +16,7 @@ from sparsebp.core.check import Array
 from sparsebp.nn.deferred import fill
 from sparsebp.nn.layer import dotted
 from sparsebp.runtime.actions import Stages
-from sparsebp.runtime.agreement import TAG
+from sparsebp.runtime.agreement import TAG, exchange
 from sparsebp.train.checkpoint import Checkpoint, file_order, live_state, pack, save_checkpoint
 from sparsebp.train.grouping import layers_in_order, renamed_tensor, renaming
 from sparsebp.train.state import TrainingState
@@ -58,7 +58,9 @@ class Holders:
 
 def save_by_stage(run: TrainingState, holders: Holders, path: Path) -> None:
     """Write a checkpoint on rank 0, which receives what it lacks, array by array; all ranks call it."""
-    transport, lacking = host_of(run.transport), holders.entries(run)  # type: ignore[arg-type]
+    if not run.in_first_pipeline:
+        return
+    transport, lacking = host_of(run.pipeline_ranks), holders.entries(run)  # type: ignore[arg-type]
     if run.leads:
         save_checkpoint(path, pack(run), lambda name: _received(transport, lacking[name][1], lacking[name][0]))
         return
@@ -70,8 +72,8 @@ def save_by_stage(run: TrainingState, holders: Holders, path: Path) -> None:
 
 def gathered(run: TrainingState, holders: Holders, lacking: Mapping[str, tuple[int, Array]]) -> dict[str, np.ndarray]:
     """Return on rank 0 what it lacks, by its name in a checkpoint; all ranks call it."""
-    transport, found = host_of(run.transport), {}  # type: ignore[arg-type]
-    for name, (owner, array) in lacking.items():
+    transport, found = host_of(run.pipeline_ranks), {}  # type: ignore[arg-type]
+    for name, (owner, array) in lacking.items() if run.in_first_pipeline else ():
         if transport.rank == owner:
             _send(transport, array, [0])
         elif transport.rank == 0:
@@ -124,14 +126,17 @@ def _put(run: TrainingState, arrays: Mapping[int, Array], buffers: Mapping[str, 
 
 def deliver(run: TrainingState, holders: Holders, names: Sequence[str]) -> None:
     """Send parameters that have changed on rank 0 to the ranks that hold them; all ranks call it."""
-    transport, params = host_of(run.transport), run.model.parameters()  # type: ignore[arg-type]
-    for name in names:
+    transport, params = host_of(run.pipeline_ranks), run.model.parameters()  # type: ignore[arg-type]
+    for name in names if run.in_first_pipeline else ():
         ranks = [rank for rank in holders.of(name) if rank != 0]
         if run.leads:
             _send(transport, params[name], ranks)
         elif transport.rank in ranks:
-            params[name][...] = backend.as_namespace(_received(transport, params[name], 0),
-                                                     backend.namespace(params[name]))  # fmt: skip
+            xp = backend.namespace(params[name])
+            params[name][...] = backend.as_namespace(_received(transport, params[name], 0), xp)
+    if run.replica_ranks is not None:
+        rank = transport.rank
+        exchange(run.replica_ranks, {name: (0, params[name]) for name in names if rank in holders.of(name)})
 
 
 def receive_checkpoint(run: TrainingState, file: Checkpoint | None) -> Checkpoint | None:

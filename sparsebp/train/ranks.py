@@ -114,7 +114,8 @@ def _facts(run: TrainingState, dataset: Any, validation: Any) -> dict[str, Any]:
     """Return the values that all ranks must share, by their names in messages."""
     parameters, optimizer = run.model.parameters(), run.optimizer
     facts = {
-        "accumulate": run.accumulate, "sharded": run.sharded, "fusion": run.fusion,
+        "accumulate": run.accumulate, "sharded": run.sharded,
+        "replicas": 1 if run.replica_ranks is None else run.replica_ranks.size, "fusion": run.fusion,
         "clip_norm": run.clip_norm, "config": run.config, "the schedule": _order_of(run.schedule),
         "checkpoint_dir": "none" if run.checkpoint_dir is None else "a folder",
         "checkpoint_every": run.checkpoint_every, "the model": type(run.model).__name__,

@@ -53,6 +53,7 @@ from sparsebp.train.setup import (
     check_parts,
     check_predictor,
     check_ranks,
+    check_replicas,
     check_schedule,
     scheduler_of,
     stages_by_rank,
@@ -132,6 +133,11 @@ class Trainer(TrainingState):
         (``"1f1b"``, ``"gpipe"``, ``"zb-v"``, ``"pipedream"``, …), which makes it for the model's stages and
         `accumulate` micro-batches; or ``"data-parallel"``: every rank has a share of each step's samples; or
         ``"reverse-first-k"``: the same, with the most urgent sums first.
+    replicas
+        How many pipelines of the schedule there are, each with an equal share of every micro-batch; their number
+        divides that of the ranks. Ranks ``[0, n)`` are the first pipeline, of n = ranks ÷ replicas stages, ``[n, 2n)``
+        the second, and so on. Gradients are summed over the pipelines while they still run backward, see
+        `sparsebp.runtime.grid.GridExecutor`. For a synchronous schedule of a pipeline.
     sharded
         With data-parallel replicas: whether each rank keeps the optimizer's state of its own part only.
     predictor, note
@@ -169,9 +175,10 @@ class Trainer(TrainingState):
     `fit`, the model is brought up to date on all ranks. The history is the same on all, with rank 0's seconds.
     Callbacks run, and checkpoints are written, on rank 0; a checkpoint is of the whole model, and any number of ranks
     may go on from it, also where its layers are grouped into other stages. Ranks share the evaluation after an epoch;
-    `evaluate` and `predict` run where they are called. An error before the first step is raised on all ranks, which can go on with another `fit`; a rank that fails later ends
-    the others with `TransportError`. An asynchronous schedule (``"pipedream"``, ``"dualpipe-2018"``) updates after each
-    of the `accumulate` micro-batches; a step's loss and squared norm are their means.
+    `evaluate` and `predict` run where they are called. An error before the first step is raised on all ranks, which can
+    go on with another `fit`; a rank that fails later ends the others with `TransportError`. An asynchronous schedule
+    (``"pipedream"``, ``"dualpipe-2018"``) updates after each of the `accumulate` micro-batches; a step's loss and
+    squared norm are their means.
 
     **A pipeline with the memory of its stages.** If the model was built within `sparsebp.nn.deferred_init`, a rank of a
     pipeline makes and keeps the parameters, gradients and optimizer state of its own stages alone. Rank 0 writes a
@@ -203,6 +210,7 @@ class Trainer(TrainingState):
         rng: Seed = None,
         config: Mapping[str, Any] | None = None,
         transport: Transport | None = None,
+        replicas: int = 1,
         sharded: bool = False,
         predictor: Predictor | None = None,
         note: Note | None = None,
@@ -216,6 +224,7 @@ class Trainer(TrainingState):
             checkpoint_every = check_integer("checkpoint_every", checkpoint_every, 1)
         check_schedule(fusion, accumulate, schedule, clip_norm)
         check_ranks(schedule, transport)
+        pipeline_ranks, replica_ranks = check_replicas(replicas, schedule, transport)
         named = isinstance(schedule, Schedule) or schedule in SCHEDULES
         if transport is None and (sharded or predictor is not None or note is not None):
             raise OptionError("sharded, predictor and note are for several ranks", expected="transport=",
@@ -232,6 +241,7 @@ class Trainer(TrainingState):
             callbacks=tuple(callbacks),
             checkpoint_dir=None if checkpoint_dir is None else kept_path("checkpoint_dir", checkpoint_dir),
             checkpoint_every=checkpoint_every, config=checked_config(config or {}), transport=transport,
+            pipeline_ranks=pipeline_ranks, replica_ranks=replica_ranks,
             sharded=check_flag("sharded", sharded), predictor=predictor, note=note,
             seed=int(np.random.default_rng(rng).integers(2**32)) if drawn else check_integer("rng", rng, 0),
             seed_given=not drawn,
@@ -373,11 +383,12 @@ class Trainer(TrainingState):
         own = by_rank[0 if transport is None else transport.rank]
         collective_call(transport, lambda: hold_stages(stages, self.optimizer, own))
         self.apart = len(set(map(tuple, by_rank))) > 1
-        if transport is not None and self.apart and self._pipeline is None:
+        if self.pipeline_ranks is not None and self.apart and self._pipeline is None:
+            by_rank = by_rank[: self.pipeline_ranks.size]
             ranks = [[rank for rank, some in enumerate(by_rank) if number in some] for number in range(len(stages))]
             stages = Stages(self.model, trained_parameters(self.model, self.optimizer))
             self._pipeline = (
-                Holders(stages, ranks), ForwardPipeline(stages, [some[0] for some in ranks], transport)
+                Holders(stages, ranks), ForwardPipeline(stages, [some[0] for some in ranks], self.pipeline_ranks)
             )  # fmt: skip
 
     @property
@@ -587,16 +598,17 @@ class Trainer(TrainingState):
         if self.apart or self._lacks():
             self._hold()
         self._flush()
-        if self._pipeline is None or self.transport is None:
+        if self._pipeline is None or self.pipeline_ranks is None:
             return predictions(self.model, data, shape)
         pipeline = self._pipeline[1]
         with aborting_others(self.transport):
-            return self.transport.broadcast(predictions(self.model, data, shape, pipeline), pipeline.last)
+            return self.pipeline_ranks.broadcast(predictions(self.model, data, shape, pipeline), pipeline.last)
 
     def _scores(self, data: Dataset | Loader, shape: dict[str, Any], name: str) -> list[Scores]:
         """Return the numbers of all batches, on all ranks, which run their own stages of each."""
-        transport, (_, pipeline) = self.transport, self._pipeline  # type: ignore[misc]
-        found: list[Scores] = transport.broadcast(scores_of(self, data, shape, name, pipeline=pipeline), pipeline.last)  # type: ignore[union-attr]
+        pipeline: Any = self._pipeline and self._pipeline[1]
+        own = scores_of(self, data, shape, name, pipeline=pipeline)
+        found: list[Scores] = self.pipeline_ranks.broadcast(own, pipeline.last)  # type: ignore[union-attr]
         return found
 
     def _run_epoch(
