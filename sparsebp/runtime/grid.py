@@ -9,13 +9,25 @@ from typing import Any
 
 from sparsebp.comm.transport import Transport
 from sparsebp.core.absent import held
+from sparsebp.core.check import Array, check_flag
 from sparsebp.core.errors import OptionError
 from sparsebp.nn.init import Rows, rows_of
 from sparsebp.nn.loss import check_counts
-from sparsebp.runtime.actions import Observer, Step, StepFunction, buffers_of, trained_parameters
+from sparsebp.optim.sharded import PieceOptimizer
+from sparsebp.runtime.actions import Batch, Observer, Step, StepFunction, buffers_of, trained_parameters
 from sparsebp.runtime.agreement import check_same, checksums, exchange
 from sparsebp.runtime.pipeline import PipelineActions, PipelineExecutor
-from sparsebp.runtime.replicas import BUCKET_BYTES, Buckets, Indices, bucket_names, drawing_rows, share_of_rank
+from sparsebp.runtime.replicas import (
+    BUCKET_BYTES,
+    Buckets,
+    Indices,
+    ShardedBuckets,
+    ShardedUpdates,
+    bucket_names,
+    drawing_rows,
+    gathered,
+    share_of_rank,
+)
 from sparsebp.schedule import Schedule, parts_of
 
 
@@ -74,6 +86,19 @@ class GridActions(PipelineActions):
         return replica
 
 
+class ShardedGridActions(ShardedUpdates, GridActions):
+    """`GridActions` that update this rank's shards."""
+
+    buckets: ShardedBuckets
+
+    def gather(self, step: Step) -> None:
+        """Check all gradients, here and on the other ranks, before any of them is used; clip them."""
+        grads = self.buckets.summed(self.buckets.all)
+        self._look_at(step, self.names, grads)
+        self._share(step)
+        self._clip(step, grads)
+
+
 class GridExecutor(PipelineExecutor):
     """One rank's part of the steps of several pipelines of the same stages, each with a share of the samples.
 
@@ -90,13 +115,17 @@ class GridExecutor(PipelineExecutor):
         Between the ranks of this pipeline.
     replicas
         Between the ranks that have the same stages, one of each pipeline.
+    sharded
+        Whether each of these keeps and updates its shard of the optimizer's state (ZeRO, stage 1), as with
+        `ReplicaExecutor`; for a model that was built within `sparsebp.nn.deferred_init`.
     """
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, transport: Transport, replicas: Transport,
-        **options: Any,
+        sharded: bool = False, **options: Any,
     ) -> None:  # fmt: skip
-        self._replicas = replicas
+        self._replicas, self._sharded = replicas, check_flag("sharded", sharded)
+        self._shard_optimizer: PieceOptimizer | None = None
         if schedule.graph.updates == "microbatch" or schedule.replicated:
             kind = "replicates stages" if schedule.replicated else "updates after every micro-batch"
             raise OptionError(f"The schedule {kind}", expected="one update a step, and each stage on one rank of a "
@@ -117,9 +146,6 @@ class GridExecutor(PipelineExecutor):
     def _make_actions(
         self, loss: Any, optimizer: Any, clip_norm: float | None, observer: Observer, own: Mapping[int, Collection[int]]
     ) -> PipelineActions:
-        actions = GridActions(
-            self.stages, loss, optimizer, clip_norm, observer, own, lambda step: self._share([step])
-        )  # fmt: skip
         params = trained_parameters(self.stages.model, optimizer)
         lanes = [lane for lane in self.schedule.lanes if lane.worker == self._transport.rank]
         parts = [part for lane in lanes for cell in lane.cells for part in parts_of(cell)]
@@ -127,12 +153,38 @@ class GridExecutor(PipelineExecutor):
         for place, part in enumerate(parts):
             if part.kind == "W":
                 complete |= dict.fromkeys(self.stages[part.stage].parameters.values(), place)
-        order = sorted(actions.names, key=complete.__getitem__)
+        order = sorted(complete, key=complete.__getitem__)
         names = bucket_names(
             {name: params[name] for name in order}, complete, dict.fromkeys(order, len(parts)), BUCKET_BYTES
         )
-        actions.join(self._replicas, Buckets(params, names, self._replicas))
+        given: Any = loss, optimizer, clip_norm, observer, own, lambda step: self._share([step])
+        if not self._sharded:
+            actions = GridActions(self.stages, *given)
+            actions.join(self._replicas, Buckets(params, names, self._replicas))
+            return actions
+        if not self._lacks:
+            raise OptionError("The optimizer's state of a pipeline is sharded where each rank has its stages alone",
+                              expected="a model built within deferred_init, on two ranks or more",
+                              got="all parameters on every rank",
+                              remedy="Build it so, or leave sharded out")  # fmt: skip
+        buckets = ShardedBuckets(params, names, self._replicas)
+        pieces = {name: piece for bucket in buckets.all for name, piece in bucket.bounds.items()}
+        self._shard_optimizer = PieceOptimizer(optimizer, pieces)
+        actions = ShardedGridActions(self.stages, loss, self._shard_optimizer, *given[2:])
+        actions.join(self._replicas, buckets)
         return actions
+
+    def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
+        """Run one step; see `PipelineExecutor.step`."""
+        if self._shard_optimizer is not None:
+            self._shard_optimizer.take()
+        return super().step(batches, tag)
+
+    def gather_state(self, *, everywhere: bool = False) -> None:
+        """Gather the optimizer's state of each rank's own stages for now, on the first pipeline or everywhere."""
+        actions = self._actions
+        if self._shard_optimizer is not None and isinstance(actions, ShardedGridActions):
+            gathered(self._shard_optimizer, actions.buckets, keep=everywhere or self._replicas.rank == 0)
 
     def own(self, indices: Indices) -> Indices:
         """Return this pipeline's part of a micro-batch's samples: equal parts, up to one sample."""
@@ -150,7 +202,21 @@ class GridExecutor(PipelineExecutor):
         actions = self._actions
         if isinstance(actions, GridActions):
             actions.buckets.wait_all()
+        if not isinstance(actions, ShardedGridActions):
+            super()._sum_over_ranks(count, step)
+            return
+        markers, step.grads = step.grads, actions.buckets.summed(actions.buckets.all)
         super()._sum_over_ranks(count, step)
+        for bucket in actions.buckets.all:
+            for name, place in bucket.places.items():
+                bucket.shard[place] = step.grads[name]
+        step.grads = markers
+
+    def _summed_like(self, name: str, param: Array) -> Array | None:
+        actions = self._actions
+        if not isinstance(actions, ShardedGridActions):
+            return param
+        return next((b.shard[b.places[name]] for b in actions.buckets.all if name in b.places), None)
 
     def _share(self, steps: Sequence[Step]) -> None:
         """Tell all ranks the numbers of all pipelines: the first micro-batch then has the loss and score of all."""

@@ -662,7 +662,7 @@ class PipelineExecutor(Executor):
         if schedule.graph.updates == "none" and not schedule.replicated:
             schedule = place_updates(schedule)
         check_fits_ranks(schedule, self.stages, transport, predicts=predictor is not None)
-        self.schedule, self._transport = schedule, transport
+        self.schedule, self._transport, self._optimizer = schedule, transport, optimizer
         self.owners = schedule.allocation
         everything = range(schedule.graph.microbatches)
         own = {stage: frozenset(m for m in everything if schedule.worker_of(stage, m) == transport.rank)
@@ -771,9 +771,9 @@ class PipelineExecutor(Executor):
         if self._apart:
             gather_buffers(self._transport, self.stages, self.owners)
             if self._lacks:
-                self._actions.optimizer._count_absent()
+                self._optimizer._count_absent()
             else:
-                gather_state(self._transport, self.stages, self._actions.optimizer, self.owners, self._predictor)
+                gather_state(self._transport, self.stages, self._optimizer, self.owners, self._predictor)
             self._apart = False
         return []
 
@@ -804,7 +804,7 @@ class PipelineExecutor(Executor):
     def _share(self, steps: Sequence[Step]) -> None:
         """Tell all ranks losses, scores and sums of squares, and check that samples and options are the same."""
         numbers = [(step.values, step.scores) for step in steps] if self._transport.rank in self._losses_of else None
-        own = (numbers, [step.squares for step in steps], self._samples, mark_of(options_of(self._actions.optimizer)))
+        own = (numbers, [step.squares for step in steps], self._samples, mark_of(options_of(self._optimizer)))
         shared = self._transport.share(own)
         check_marks([mark for _, _, _, mark in shared])
         for rank, (_, _, samples, _) in enumerate(shared):
@@ -864,16 +864,21 @@ class PipelineExecutor(Executor):
         """Sum the gradients of parameters that several ranks hold: by micro-batch, and the last stage's first."""
         under_way, live = {}, self.stages.model.parameters()
         for name in self._actions.names:
+            like = self._summed_like(name, live[name])
             others = [rank for rank in self._held_by[name] if rank != self._transport.rank]
-            if others:
+            if others and like is not None:
                 holders = [number for number, stage in enumerate(self.stages.all) if name in stage.parameters.values()]
                 makers = dict.fromkeys(
                     self.schedule.worker_of(number, m) for m in range(count) for number in reversed(holders)
                 )
-                under_way[name] = self._p2p.swap(step.grads.get(name), live[name], others, list(makers))
+                under_way[name] = self._p2p.swap(step.grads.get(name), like, others, list(makers))
         for name, finish in under_way.items():
             first, *more = finish()
             step.grads[name] = sum(more, first)
+
+    def _summed_like(self, name: str, param: Array) -> Array | None:
+        """Return an array like this rank's part of a parameter's gradient: all of it. None: it has no part."""
+        return param
 
     def _runs(self, part: Action, count: int, names: dict[int, list[str]]) -> list[StepFunction]:
         """Return the function that a part of a cell runs, if any."""

@@ -527,25 +527,17 @@ class ShardedBuckets(Buckets):
             bucket.read(name, bucket.flat, self.params[name])
 
 
-class ShardedActions(ReplicaActions):
-    """`ReplicaActions` that update this rank's shards. A bucket is updated as a whole, with its first parameter."""
+class ShardedUpdates(Actions):
+    """Updates of this rank's shards. A bucket is updated as a whole, with its first parameter."""
 
     buckets: ShardedBuckets
     optimizer: PieceOptimizer
-
-    def gather(self, step: Step) -> None:
-        """Clip: wait for all gradients, and check them together."""
-        if self.clip_norm is None:
-            return
-        grads = self.buckets.summed(self.buckets.all)
-        self._look_at(step, self.stages.names, grads)
-        self._clip(step, grads)
 
     def apply_update(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
         """Update the buckets of some parameters, unless they are updated already."""
         buckets = self.buckets.holding(name for name in names if name in step.grads)
         grads = self.buckets.summed(buckets)
-        if not gathered or self.clip_norm is None:
+        if not gathered:
             self._look_at(step, [name for bucket in buckets for name in bucket.names], grads)
         under_way = []
         for bucket in buckets:
@@ -574,6 +566,24 @@ class ShardedActions(ReplicaActions):
         wrong = {name: np.float64(square) for name, square in found.items() if not math.isfinite(square)}
         if wrong:
             self.observer.gradients(step, wrong)
+
+
+class ShardedActions(ShardedUpdates, ReplicaActions):
+    """`ReplicaActions` that update this rank's shards."""
+
+    buckets: ShardedBuckets
+
+    def gather(self, step: Step) -> None:
+        """Clip: wait for all gradients, and check them together."""
+        if self.clip_norm is None:
+            return
+        grads = self.buckets.summed(self.buckets.all)
+        self._look_at(step, self.stages.names, grads)
+        self._clip(step, grads)
+
+    def apply_update(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
+        """Update the buckets of some parameters, unless they are updated already."""
+        super().apply_update(step, names, gathered=gathered and self.clip_norm is not None)
 
 
 def gathered(optimizer: PieceOptimizer, buckets: ShardedBuckets, *, keep: bool) -> None:

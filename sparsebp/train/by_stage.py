@@ -98,7 +98,7 @@ def _received(transport: Transport, like: Array, owner: int) -> np.ndarray:
 @contextlib.contextmanager
 def whole_on_rank_0(run: TrainingState, holders: Holders | None) -> Iterator[None]:
     """Let rank 0 hold the whole model and the optimizer's state for a while; all ranks call it."""
-    if holders is None:
+    if holders is None or not run.in_first_pipeline:
         yield
         return
     lacking, optimizer = holders.entries(run), run.optimizer

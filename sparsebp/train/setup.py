@@ -225,9 +225,13 @@ def executor_of(run: TrainingState, stages: Stages, observer: Observer) -> Execu
     schedule = found or schedule_of(stages, run.fusion, run.accumulate, run.schedule, ranks)
     graph = schedule.graph
     if transport is not None:
-        _check_heeded(run, replicas=graph.synchronised, asynchronous=graph.updates == "microbatch")
+        _check_heeded(
+            run,
+            replicas=graph.synchronised or run.replica_ranks is not None,
+            asynchronous=graph.updates == "microbatch",
+        )
     if transport is not None and run.replica_ranks is not None:
-        return GridExecutor(*parts, schedule, transport, run.replica_ranks, **clips)
+        return GridExecutor(*parts, schedule, transport, run.replica_ranks, **clips, sharded=run.sharded)
     if transport is None or (transport.size == 1 and graph.updates == "step" and not graph.synchronised):
         return PlainExecutor(*parts, schedule, **clips, graph=run.graph)
     if graph.synchronised:
@@ -238,7 +242,7 @@ def executor_of(run: TrainingState, stages: Stages, observer: Observer) -> Execu
 def _check_heeded(run: TrainingState, *, replicas: bool, asynchronous: bool) -> None:
     """Refuse options that a schedule of this kind ignores."""
     for wrong, name, expected in (
-        (run.sharded and not replicas, "sharded", "schedule='data-parallel' or 'reverse-first-k'"),
+        (run.sharded and not replicas, "sharded", "schedule='data-parallel' or 'reverse-first-k', or replicas="),
         (run.note is not None and not asynchronous, "note", "an asynchronous pipeline, as schedule='pipedream'"),
         (run.predictor is not None and not asynchronous, "predictor", "schedule='dualpipe-2018'"),
     ):

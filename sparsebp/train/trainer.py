@@ -139,7 +139,8 @@ class Trainer(TrainingState):
         the second, and so on. Gradients are summed over the pipelines while they still run backward, see
         `sparsebp.runtime.grid.GridExecutor`. For a synchronous schedule of a pipeline.
     sharded
-        With data-parallel replicas: whether each rank keeps the optimizer's state of its own part only.
+        With data-parallel replicas, or replicas of pipelines: whether each rank keeps the optimizer's state of its own
+        part only.
     predictor, note
         With an asynchronous schedule: predicts the weights that are read; called with how far they were from the later
         ones. See `sparsebp.runtime.pipeline.PipelineExecutor`. The predictor's state is part of checkpoints.

@@ -42,6 +42,9 @@ class Halves(Callback):
             self.trainer.model.parameters()[name][...] *= 0.5
 
 
+_OF_RANKS = ("schedule", "replicas", "sharded")
+
+
 def run(transport, *, shared=False, deferred=True, epochs=2, resume=False, rows=slice(None), **options):
     if deferred:
         with nn.deferred_init():
@@ -50,7 +53,7 @@ def run(transport, *, shared=False, deferred=True, epochs=2, resume=False, rows=
         one = model(shared)
     optimizer = optim.Adam(one.parameters(), lr=0.01)
     options = {"accumulate": 2, "schedule": "1f1b", "transport": transport, **options} if transport is not None else {
-        "accumulate": 2, **{key: value for key, value in options.items() if key not in ("schedule", "replicas")}
+        "accumulate": 2, **{key: value for key, value in options.items() if key not in _OF_RANKS}
     }  # fmt: skip
     trainer = Trainer(one, nn.CrossEntropyLoss(weight=np.array([1.0, 2.0, 0.5])), optimizer, rng=3,
                       callbacks=[Halves()], **options)  # fmt: skip
@@ -73,6 +76,7 @@ def assert_like(found, wanted):
     (4, {"replicas": 2}), (4, {"replicas": 2, "schedule": "zb-v", "clip_norm": 0.05}), (6, {"replicas": 3}),
     (6, {"replicas": 2, "schedule": "zb-h1", "shared": True}), (2, {"replicas": 2, "schedule": "gpipe"}),
     (4, {"replicas": 2, "deferred": False, "shared": True}),
+    (4, {"replicas": 2, "sharded": True, "shared": True, "clip_norm": 0.05}), (6, {"replicas": 3, "sharded": True}),
 ])  # fmt: skip
 def test_any_grid_has_the_numbers_of_one_worker(size, options):
     """With class weights and ignored positions, dropout, weights that first and last stage share, and a callback."""
@@ -85,7 +89,7 @@ def test_any_grid_has_the_numbers_of_one_worker(size, options):
 
 @pytest.mark.parametrize("second", [(None, 1), (4, 2), (3, 1), (6, 2)])
 def test_a_grid_goes_on_from_another_ones_checkpoint(second, tmp_path):
-    run_ranks(4, lambda transport: run(transport, replicas=2, epochs=1, checkpoint_dir=tmp_path))
+    run_ranks(4, lambda transport: run(transport, replicas=2, epochs=1, checkpoint_dir=tmp_path, sharded=True))
     size, replicas = second
     again = {"checkpoint_dir": tmp_path, "resume": True, "replicas": replicas}
     found = [run(None, **again)] if size is None else run_ranks(size, lambda transport: run(transport, **again))
