@@ -26,6 +26,7 @@ class Absent(np.ndarray):
     recipe: Recipe | None = None  # None: of no use any more, or none of a layer
     key: str = ""
     crc: int = 0
+    writes: tuple[tuple[np.random.Generator | None, Callable[[Any], Any]], ...] = ()  # after it was built
 
     @classmethod
     def like(cls, array: Array) -> Absent:
@@ -53,6 +54,9 @@ def initial_values(stand_ins: Iterable[Absent]) -> Iterator[tuple[Absent, np.nda
         params = {} if recipe is None else recipe.make().params
         for one in some:
             values = params.get(one.key)
+            if values is not None:
+                for generator, draw in one.writes:
+                    values[...] = draw(copy.deepcopy(generator))
             if values is None or values.shape != one.shape or crc_of(values) != one.crc:
                 raise OptionError(
                     "The initial values of a parameter cannot be made again", expected="a layer whose initial values "
@@ -60,6 +64,17 @@ def initial_values(stand_ins: Iterable[Absent]) -> Iterator[tuple[Absent, np.nda
                     remedy="Pass rng=, a seed or a generator; after training, gather the model"
                 )  # fmt: skip
             yield one, values
+
+
+def write(array: Array, draw: Callable[[Any], Any], generator: np.random.Generator | None = None) -> None:
+    """Write ``draw(generator)`` into a parameter: into one that is absent when it is made, with the same draws."""
+    if not isinstance(array, Absent):
+        array[...] = draw(generator)
+        return
+    array.writes = (*array.writes, (copy.deepcopy(generator), draw))
+    values = np.empty(array.shape, array.dtype)
+    values[...] = draw(generator)
+    array.crc = crc_of(values)
 
 
 def crc_of(array: np.ndarray) -> int:
@@ -140,8 +155,8 @@ def deferred_init() -> Iterator[None]:
     A pipeline's rank then holds the parameters, gradients and optimizer state of its own stages alone: `Trainer` and
     `PipelineExecutor` make them when the schedule is known, with the values that they would have had at once. A layer
     is built as usual, one after the other, and its parameters are dropped; each must take its random numbers from its
-    arguments: ``rng=`` a seed, or a generator, also one that layers share. Functions that draw parameters anew
-    (`sparsebp.nn.init`) need them: call `materialize` before, or pass other arguments.
+    arguments: ``rng=`` a seed, or a generator, also one that layers share. `nn.init.he_convolutions` and `lecun_linear`
+    may follow; whatever else writes into a parameter needs it, see `materialize`.
 
     Examples
     --------

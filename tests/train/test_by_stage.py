@@ -225,6 +225,18 @@ def test_a_rank_that_dies_in_the_middle_of_a_checkpoint_leaves_the_last_one(rank
     assert whole[0][0].steps == 3
 
 
+@pytest.mark.parametrize("name", p.MODELS)
+def test_parameters_are_those_of_a_model_that_was_built_at_once(name):
+    make = p.MODELS[name][0]
+    with nn.deferred_init():
+        model = make()
+    assert all(map(is_absent, model.parameters().values()))
+    nn.materialize(model)
+    assert p.digest(model.state_dict()) == p.digest(make().state_dict())
+    x = p.batches(name, [2])[0][0]
+    np.testing.assert_array_equal(model.forward(x)[0], make().forward(x)[0])
+
+
 def test_what_cannot_be_is_refused():
     with nn.deferred_init():
         layer, unseeded = nn.Linear(3, 2, rng=0), nn.Linear(3, 2)
