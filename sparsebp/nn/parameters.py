@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, Self, TypeVar
 
 import numpy as np
@@ -160,14 +160,26 @@ def parameter_dtype(dtype: Any, device: Any = None) -> np.dtype:
 
 def uniform(rng: np.random.Generator, shape: tuple[int, ...], bound: float, dtype: Any) -> np.ndarray:
     """Draw from U(-bound, bound). The same seed gives the same numbers, rounded, in both dtypes."""
-    _check_size(shape)
-    return rng.uniform(-bound, bound, shape).astype(dtype)
+    return _drawn(lambda count: rng.uniform(-bound, bound, count), shape, dtype)
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...], deviation: float, dtype: Any) -> np.ndarray:
     """Draw from N(0, deviation²), the same numbers, rounded, in both dtypes."""
+    return _drawn(lambda count: rng.normal(0.0, deviation, count), shape, dtype)
+
+
+def _drawn(draw: Callable[[int], np.ndarray], shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Draw in portions: the same numbers, without an array of float64 of the whole size."""
     _check_size(shape)
-    return rng.normal(0.0, deviation, shape).astype(dtype)
+    array = np.empty(shape, dtype)
+    flat = array.reshape(-1)
+    for begin in range(0, flat.size, _PORTION):
+        part = flat[begin : begin + _PORTION]
+        part[...] = draw(part.size)
+    return array
+
+
+_PORTION = 1 << 16
 
 
 def full(shape: tuple[int, ...], value: float, dtype: Any) -> np.ndarray:
