@@ -7,6 +7,7 @@ import copy
 import functools
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -37,11 +38,13 @@ class Absent(np.ndarray):
         refuse("written to")
 
     def copy(self, order: Any = "C") -> Absent:
-        """Return itself: there is nothing to copy."""
-        return self
+        """Return another stand-in, for an array of the same initial values."""
+        other = Absent.like(self)
+        other.__dict__.update(self.__dict__)
+        return other
 
     def __deepcopy__(self, memo: Any) -> Absent:
-        return self
+        return self.copy()
 
 
 def initial_values(stand_ins: Iterable[Absent]) -> Iterator[tuple[Absent, np.ndarray]]:
@@ -51,10 +54,12 @@ def initial_values(stand_ins: Iterable[Absent]) -> Iterator[tuple[Absent, np.nda
         by_layer.setdefault(id(one.recipe), []).append(one)
     for some in by_layer.values():
         recipe = some[0].recipe
-        params = {} if recipe is None else recipe.make().params
+        params = {} if recipe is None else dict(recipe.make().params)
+        uses = Counter(one.key for one in some)  # of copies
         for one in some:
             values = params.get(one.key)
             if values is not None:
+                values = values.copy() if uses[one.key] > 1 else values
                 for generator, draw in one.writes:
                     values[...] = draw(copy.deepcopy(generator))
             if values is None or values.shape != one.shape or crc_of(values) != one.crc:
@@ -186,7 +191,17 @@ def guard(layer: Any) -> None:
     if isinstance(own.get("forward"), _Guard):
         del own["forward"], own["valid_shortcuts"]
     if "forward" not in own and any(isinstance(array, Absent) for array in layer.params.values()):
-        own["forward"], own["valid_shortcuts"] = _Guard(layer), frozenset()
+        own["forward"], own["valid_shortcuts"] = _Guard(layer), _NoShortcuts(layer)
+
+
+class _NoShortcuts:
+    """The shortcuts of such a layer: none."""
+
+    def __init__(self, layer: Any) -> None:
+        pass
+
+    def __contains__(self, shortcut: str) -> bool:
+        return False
 
 
 class _Guard:

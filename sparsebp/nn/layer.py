@@ -727,6 +727,8 @@ class Layer(metaclass=LayerType):
             The dtype is neither float32 nor float64.
         """
         wanted = None if dtype is None else backend.float_dtype(dtype)
+        if any(map(is_absent, self._state().values())):
+            refuse("moved or converted")
         done: dict[int, tuple[Array, Array]] = {}  # shared arrays stay shared; holding the old array keeps its id valid
         for _, layer in self.modules():
             for arrays in (layer.params, layer.buffers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import numpy as np
@@ -237,13 +238,34 @@ def test_parameters_are_those_of_a_model_that_was_built_at_once(name):
     np.testing.assert_array_equal(model.forward(x)[0], make().forward(x)[0])
 
 
+def test_copies_of_layers_without_memory_are_apart():
+    """And those of a shared parameter are shared."""
+    with nn.deferred_init():
+        layer = nn.Linear(3, 3, rng=0)
+        other = copy.deepcopy(layer)
+        pair = nn.Sequential(layer, nn.Linear(3, 3, rng=1))
+        pair[1].params["weight"] = layer.params["weight"]
+        again, third = copy.deepcopy(pair), nn.Linear(3, 3, rng=2)
+        third.params["bias"] = layer.params["bias"].copy()
+    model = nn.Sequential(pair, other, again, third)
+    nn.materialize(model)
+    weights = [pair[0].weight, pair[1].weight, other.weight, again[0].weight, again[1].weight]
+    assert len({id(array) for array in weights}) == 3
+    assert weights[0] is weights[1] and weights[3] is weights[4] and third.bias is not layer.bias
+    for array in weights:
+        np.testing.assert_array_equal(array, nn.Linear(3, 3, rng=0).weight)
+    np.testing.assert_array_equal(third.bias, layer.bias)
+    assert model.forward(np.ones((2, 3), "f"))[0].shape == (2, 3)
+
+
 def test_what_cannot_be_is_refused():
     with nn.deferred_init():
         layer, unseeded = nn.Linear(3, 2, rng=0), nn.Linear(3, 2)
     for use in (
         lambda: layer.forward(np.ones((1, 3), np.float32)), layer.state_dict, optim.Adam(layer.parameters()).state_dict,
         lambda: layer.load_state_dict({"weight": np.ones((2, 3), np.float32), "bias": np.ones(2, np.float32)}),
-        lambda: layer.weight.__setitem__(0, 1), lambda: nn.Sequential(layer, nn.ReLU()).forward(np.ones((1, 3), "f")),
+        lambda: layer.weight.__setitem__(0, 1), lambda: layer.to(dtype=float),
+        lambda: nn.Sequential(layer, nn.ReLU()).forward(np.ones((1, 3), "f")),
     ):  # fmt: skip
         with pytest.raises(OptionError, match="does not hold"):
             use()
