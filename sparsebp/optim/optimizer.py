@@ -301,11 +301,15 @@ class Optimizer:
                             self.buffers[kind][name] = fresh
         self._index()
 
-    def _count_absent(self) -> None:
+    def _most_updates(self) -> int:
+        """Return the number of updates that the parameters of this process have had, and those before they came."""
+        here = np.array([not is_absent(array) for array in self._arrays])
+        return int((self._steps + self._joined)[here].max(initial=0))
+
+    def _count_absent(self, most: int) -> None:
         """Count the updates that other processes have made of the parameters that this one does not hold."""
         absent = np.array([is_absent(array) for array in self._arrays])
-        most = (self._steps + self._joined)[~absent].max(initial=0)
-        self._steps[absent] = np.maximum(most - self._joined[absent], self._steps[absent])
+        self._steps[absent] = most - self._joined[absent]
 
     def _drop_groups(self, count: int) -> None:
         """Take `add_param_group` back for all groups after the first `count`."""

@@ -771,7 +771,7 @@ class PipelineExecutor(Executor):
         if self._apart:
             gather_buffers(self._transport, self.stages, self.owners)
             if self._lacks:
-                self._optimizer._count_absent()
+                self._optimizer._count_absent(max(self._transport.share(self._optimizer._most_updates())))
             else:
                 gather_state(self._transport, self.stages, self._optimizer, self.owners, self._predictor)
             self._apart = False

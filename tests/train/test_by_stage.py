@@ -64,9 +64,9 @@ def everything(t):
     return {name: value for name, value in arrays.items() if hasattr(value, "ndim") and not is_absent(value)}
 
 
-def alone(**options):
+def alone(epochs=2, **options):
     t = trainer(None, **options)
-    return fit(t), t
+    return fit(t, epochs=epochs), t
 
 
 def assert_like(found, wanted):
@@ -133,6 +133,26 @@ def test_any_number_of_ranks_goes_on(sizes, tmp_path):
     times = json.dumps([{**saved.state, "epochs": 0}, {**one.state, "epochs": 0}])
     assert times.count(json.dumps({**one.state, "epochs": 0})) == 2
     assert_like(some(sizes[1], resume=True), alone())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_ranks_without_parameters(replicas, tmp_path):
+    """The first one, which writes the checkpoint, and one between: their steps count as everywhere."""
+
+    def make():
+        layers = [nn.Linear(7, 7, dtype=float, rng=1), nn.Tanh(), nn.Linear(7, 3, dtype=float, rng=2)]
+        return nn.Sequential(nn.Flatten(), *layers)
+
+    options = {"make": make, "checkpoint_dir": tmp_path / "ranks"}
+    sharded = {"replicas": replicas, "sharded": replicas > 1}
+    found = run(4 * replicas, epochs=1, **sharded, **options)
+    alone(make=make, checkpoint_dir=tmp_path / "one", epochs=1)
+    assert [len(arrays) for _, arrays in found[:4]] == [0, 6, 0, 6]
+    saved, wanted = load_checkpoint(tmp_path / "ranks"), load_checkpoint(tmp_path / "one")
+    assert saved.state["optimizer"] == wanted.state["optimizer"]
+    assert saved.tensors.keys() == wanted.tensors.keys()
+    again = run(4 * replicas, resume=True, **sharded, **options)
+    np.testing.assert_allclose(again[0][0].loss, alone(make=make)[0].loss, rtol=1e-10)
 
 
 @pytest.mark.parametrize("cuts", [(), (1, 5), (3,), (2, 6, 7)])
