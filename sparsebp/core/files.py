@@ -201,14 +201,10 @@ def _lock(file: io.FileIO, folder: Path) -> None:
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-def read_file(
-    path: str | os.PathLike[str], problem: str, *, expected: str, remedy: str, regular: bool = False
-) -> bytes:
-    """Return the content of a file; if `regular`, refuse FIFOs and devices, which might block forever."""
+def read_file(path: str | os.PathLike[str], problem: str, *, expected: str, remedy: str) -> bytes:
+    """Return the content of a file."""
     path = check_path("path", path)
     try:
-        if regular:
-            check_regular(path, follow=True)
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a path with NUL
         raise FileFormatError(problem, expected=expected, got=reason(error), remedy=remedy) from error
