@@ -84,9 +84,9 @@ def write(array: Array, draw: Callable[[Any], Any], generator: np.random.Generat
 
 def crc_of(array: np.ndarray) -> int:
     """Return a checksum of an array's values."""
-    return (
-        array.crc if isinstance(array, Absent) else zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-    )
+    if isinstance(array, Absent):
+        return array.crc
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def is_absent(array: Any) -> bool:
