@@ -19,7 +19,7 @@ MODULES = {
     "sparse-grad": "sparse_grad",
     "jacobian": "jacobians", "convergence": "training", "pruned": "jacobians", "optim": "training",
     "fusion": "training", "convolution": "training", "layers": "layers", "schedule": "schedules", "busy": "schedules",
-    "time-parallel": "ranks", "data-parallel": "ranks", "spectrain": "schedules",
+    "time-parallel": "ranks", "data-parallel": "ranks", "memory": "memory", "spectrain": "schedules",
     "scaling": "scaling", "scaling-papers": "scaling", "scaling-measured": "scaling", "bubbles": "bubbles",
     "vanishing": "vanishing", "others": "others", "others-speech": "others", "one-step": "one_step",
     "thresholds": "thresholds", "choices": "thresholds", "sharing": "thresholds",

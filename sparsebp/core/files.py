@@ -11,9 +11,9 @@ import os
 import secrets
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from sparsebp.core.errors import FileFormatError, OptionError, OutputError
 
@@ -68,8 +68,8 @@ def cache_folder() -> Path | None:
     return home / ("AppData/Local" if windows else ".cache") / "sparsebp"
 
 
-def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write `content` to `path` through a temporary file in the same folder."""
+def write_atomically(path: str | os.PathLike[str], content: bytes | Callable[[BinaryIO], None]) -> None:
+    """Write `content`, or let it write, to `path` through a temporary file in the same folder."""
     # Readers and concurrent writers always find the old content or the new one, complete, even after a power cut. On
     # failure no temporary file stays (unless the process is killed).
     path = check_path("path", path)
@@ -78,7 +78,10 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
         descriptor, temporary = _new_file(path)
         try:
             with open(descriptor, "wb") as file:
-                file.write(content)
+                if callable(content):
+                    content(file)
+                else:
+                    file.write(content)
                 file.flush()
                 os.fsync(descriptor)  # before the name changes: a power cut must not leave an empty file
             os.replace(temporary, path)
@@ -198,14 +201,10 @@ def _lock(file: io.FileIO, folder: Path) -> None:
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-def read_file(
-    path: str | os.PathLike[str], problem: str, *, expected: str, remedy: str, regular: bool = False
-) -> bytes:
-    """Return the content of a file; if `regular`, refuse FIFOs and devices, which might block forever."""
+def read_file(path: str | os.PathLike[str], problem: str, *, expected: str, remedy: str) -> bytes:
+    """Return the content of a file."""
     path = check_path("path", path)
     try:
-        if regular:
-            check_regular(path, follow=True)
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a path with NUL
         raise FileFormatError(problem, expected=expected, got=reason(error), remedy=remedy) from error

@@ -16,6 +16,7 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from sparsebp.core.absent import built
 from sparsebp.core.errors import OptionError
 
 T = TypeVar("T")
@@ -66,6 +67,10 @@ class LayerType(abc.ABCMeta):
     def __init__(cls, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         record(cls)
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:
+        """Build a layer."""
+        return built(cls, super().__call__, args, options)
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, value)

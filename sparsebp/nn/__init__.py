@@ -1,5 +1,6 @@
 """Layers and losses; names, arguments, parameter shapes and state_dict keys as in torch.nn."""
 
+from sparsebp.core.absent import deferred_init
 from sparsebp.nn import init
 from sparsebp.nn.activation import (
     CELU,
@@ -34,6 +35,7 @@ from sparsebp.nn.basic import Dropout, Dropout2d, Flatten, Identity, Unflatten, 
 from sparsebp.nn.branches import Concat, Residual, Sum
 from sparsebp.nn.classifier import SequenceClassifier
 from sparsebp.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from sparsebp.nn.deferred import materialize
 from sparsebp.nn.gradients import Back, Gradients
 from sparsebp.nn.init import draw_rows
 from sparsebp.nn.layer import Layer
@@ -177,9 +179,11 @@ __all__ = [
     "Unflatten",
     "Upsample",
     "ZeroPad2d",
+    "deferred_init",
     "draw_rows",
     "inference_mode",
     "init",
+    "materialize",
     "prune",
     "value_and_grad",
 ]

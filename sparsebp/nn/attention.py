@@ -13,6 +13,7 @@ import numpy as np
 from sparsebp import kernels
 from sparsebp.core import backend
 from sparsebp.core import masks as masking
+from sparsebp.core.absent import write
 from sparsebp.core.check import (
     Array,
     Seed,
@@ -183,7 +184,7 @@ class MultiheadAttention(Layer):
         self.children["out_proj"] = Linear(embed_dim, embed_dim, bias, dtype=real, rng=rng)
         if bias:
             self.params["in_proj_bias"] = full((3 * embed_dim,), 0, real)
-            self.children["out_proj"].params["bias"][...] = 0
+            write(self.children["out_proj"].params["bias"], lambda _: 0)
         if check_flag("add_bias_kv", add_bias_kv):
             for name in ("bias_k", "bias_v"):
                 self.params[name] = normal(rng, (1, 1, embed_dim), math.sqrt(1 / embed_dim), real)

@@ -6,11 +6,13 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparsebp.core import backend
+from sparsebp.core.absent import write
 from sparsebp.core.check import Array, Seed, check_generator, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.nn.conv import Conv
@@ -40,9 +42,14 @@ def _draw_anew(model: Any, kind: type[Prunable], deviation: Callable[[int], floa
     for _, layer in model.modules():
         if isinstance(layer, kind):
             weight = layer.params["weight"]
-            weight[...] = rng.normal(0.0, deviation(math.prod(weight.shape[1:])), weight.shape)
+            draw = partial(_normal, deviation=deviation(math.prod(weight.shape[1:])), shape=weight.shape)
+            write(weight, draw, rng)
             if "bias" in layer.params:
-                layer.params["bias"][...] = 0
+                write(layer.params["bias"], lambda _: 0)
+
+
+def _normal(rng: np.random.Generator, deviation: float, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.normal(0.0, deviation, shape)
 
 
 def chrono_update_gate(weights: dict[str, Array], hidden_size: int, max_length: int, rng: Seed = None) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from sparsebp.core import backend, parts
 from sparsebp.core import masks as masking
+from sparsebp.core.absent import held, is_absent, refuse
 from sparsebp.core.check import Array, ProductFactors, check_flag, shown
 from sparsebp.core.errors import FileFormatError, OptionError, ShapeError
 from sparsebp.core.reprs import call_text, nested
@@ -602,8 +603,15 @@ class Layer(metaclass=LayerType):
 
     def state_dict(self) -> dict[str, Array]:
         """Return copies of all parameters and buffers by dotted name, on the layer's device; pruned weights are 0."""
+        state = self.live_state()
+        if len(held(state)) < len(state):
+            refuse("asked for")
+        return {name: array.copy() for name, array in state.items()}
+
+    def live_state(self) -> dict[str, Array]:
+        """Return `state_dict` with the arrays themselves, for a look at them."""
         return {
-            name: array.copy() if (mask := masking.mask_of(array)) is None else masking.kept(array, mask)
+            name: array if (mask := masking.mask_of(array)) is None else masking.kept(array, mask)
             for name, array in self._state().items()
         }
 
@@ -660,7 +668,7 @@ class Layer(metaclass=LayerType):
         loaded = {
             name: checked_like(name, state[name], param, finite=name in finite)
             for name, param in params.items()
-            if name in state
+            if name in state and not _both_absent(param, state[name])
         }
         uses: dict[str, str] = {}  # of a shared parameter the first name that is loaded
         for name, param, first in self._named_parameters():
@@ -731,6 +739,8 @@ class Layer(metaclass=LayerType):
             The dtype is neither float32 nor float64.
         """
         wanted = None if dtype is None else backend.float_dtype(dtype)
+        if any(map(is_absent, self._state().values())):
+            refuse("moved or converted")
         done: dict[int, tuple[Array, Array]] = {}  # shared arrays stay shared; holding the old array keeps its id valid
         for _, layer in self.modules():
             for arrays in (layer.params, layer.buffers):
@@ -772,6 +782,13 @@ class Layer(metaclass=LayerType):
         first = next(iter(self.children.values()), None)
         given = None if first is None else first.input_dtype
         return given if given is not None and given.kind == "i" else self.dtype
+
+
+def _both_absent(param: Array, given: Any) -> bool:
+    """Whether neither a parameter nor its part of a state is there; refuses to load one without the other."""
+    if is_absent(param) and not is_absent(given):
+        refuse("loaded")
+    return is_absent(param)
 
 
 batch_first_axes = property(

@@ -149,6 +149,17 @@ def check_mean(loss: Any) -> None:
                           remedy="Build the loss anew, or use value_and_grad and an optimizer")  # fmt: skip
 
 
+def check_counts(loss: Any) -> None:
+    """Refuse a loss that does not say by how much its mean divides, where parts of a step have means of their own."""
+    if not callable(getattr(loss, "count", None)):
+        kind = type(loss).__name__
+        raise OptionError(
+            "A step in several micro-batches, or on several replicas, weights their means by what they count",
+            expected=f"{kind}.count(target), the number that its mean over these targets divides by", got="none",
+            remedy="Define it: return len(target) for a mean over samples; leave out what the loss ignores"
+        )  # fmt: skip
+
+
 def count_of(loss: Any, target: Array, *, on_device: bool = False) -> Any:
     """Return by how much a loss's mean over these targets divides; the samples, if the loss does not say."""
     # on_device: may be an array of shape () that the host has not read.

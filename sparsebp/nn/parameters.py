@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, Self, TypeVar
 
 import numpy as np
 
 from sparsebp.core import backend, parts
 from sparsebp.core import masks as masking
+from sparsebp.core.absent import guard, is_absent
 from sparsebp.core.check import Array, shown
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, NonFiniteError, OptionError, ShapeError
 
@@ -105,12 +106,12 @@ class NamedArrays(Named[Array]):
         backend.namespace(**{name: array})
         if old is not None:
             backend.namespace(array, old)
-            backend.check_array(name, array, dtype=old.dtype, shape=old.shape)
+            backend.check_array(name, array, dtype=old.dtype, shape=old.shape, contiguous=not is_absent(array))
         elif not array.dtype.isnative:
             raise DTypeError(f"{name} has the wrong byte order", got=array.dtype,
                              expected=array.dtype.newbyteorder("="),
                              remedy="Pass array.astype(array.dtype.newbyteorder('='))")  # fmt: skip
-        if backend.is_host(backend.namespace(array)) and not array.flags.writeable:
+        if backend.is_host(backend.namespace(array)) and not array.flags.writeable and not is_absent(array):
             raise LayoutError(f"{name} is read-only", expected="an array that can be written to",
                               got="one that cannot", remedy=f"Pass {name}.copy()")  # fmt: skip
         self.replace(name, array)
@@ -124,6 +125,8 @@ class NamedArrays(Named[Array]):
         # An attribute that was something else, a flag called "bias" say, stays.
         if layer is not None and layer.__dict__.get(name, before) is before and not hasattr(type(layer), name):
             layer.__dict__[name] = array
+        if layer is not None and (is_absent(array) or is_absent(before)):
+            guard(layer)
 
     def instead(self, owner: Any, new: Mapping[str, Array]) -> NamedArrays:
         """Return `new`, checked against these arrays, which it replaces."""
@@ -157,14 +160,26 @@ def parameter_dtype(dtype: Any, device: Any = None) -> np.dtype:
 
 def uniform(rng: np.random.Generator, shape: tuple[int, ...], bound: float, dtype: Any) -> np.ndarray:
     """Draw from U(-bound, bound). The same seed gives the same numbers, rounded, in both dtypes."""
-    _check_size(shape)
-    return rng.uniform(-bound, bound, shape).astype(dtype)
+    return _drawn(lambda count: rng.uniform(-bound, bound, count), shape, dtype)
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...], deviation: float, dtype: Any) -> np.ndarray:
     """Draw from N(0, deviation²), the same numbers, rounded, in both dtypes."""
+    return _drawn(lambda count: rng.normal(0.0, deviation, count), shape, dtype)
+
+
+def _drawn(draw: Callable[[int], np.ndarray], shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Draw in portions: the same numbers, without an array of float64 of the whole size."""
     _check_size(shape)
-    return rng.normal(0.0, deviation, shape).astype(dtype)
+    array = np.empty(shape, dtype)
+    flat = array.reshape(-1)
+    for begin in range(0, flat.size, _PORTION):
+        part = flat[begin : begin + _PORTION]
+        part[...] = draw(part.size)
+    return array
+
+
+_PORTION = 1 << 16
 
 
 def full(shape: tuple[int, ...], value: float, dtype: Any) -> np.ndarray:

@@ -13,6 +13,7 @@ import numpy as np
 
 from sparsebp import kernels
 from sparsebp.core import backend, graphs, masks, parts
+from sparsebp.core.absent import Absent, held, is_absent, refuse
 from sparsebp.core.check import Array, ProductFactors, check_flag, check_number
 from sparsebp.core.errors import DTypeError, LayoutError, NonFiniteError, OptionError, SparseBPError
 from sparsebp.core.locks import forkable_lock
@@ -49,6 +50,8 @@ def check_parameter(name: Any, param: Any) -> None:
     if param.dtype not in backend.FLOAT_DTYPES:
         raise DTypeError(f"The parameter {name} has the wrong dtype", expected="float32 or float64", got=param.dtype,
                          remedy="Convert the model with .to(dtype=...) first")  # fmt: skip
+    if is_absent(param):
+        return
     if not getattr(param.flags, "writeable", True):
         raise LayoutError(f"The parameter {name} is read-only", expected="an array that can be updated in place",
                           got="writeable=False", remedy="Give the model a copy of it, or leave it out")  # fmt: skip
@@ -294,6 +297,30 @@ class Optimizer:
         self._adopt(param_group if isinstance(param_group, Mapping) else _listed([param_group])[0])
         self._index()
 
+    def _fill(self, arrays: Mapping[int, Array], buffers: Mapping[str, Mapping[str, Array]] | None = None) -> None:
+        """Put arrays in the place of parameters, by the identity of those, with given buffers or fresh ones."""
+        for group in self.param_groups:
+            for name, old in group["params"].items():
+                if id(old) in arrays:
+                    group["params"][name] = self.params[name] = new = arrays[id(old)]
+                    for kind in self._buffers_of(group):
+                        if buffers is not None:
+                            self.buffers[kind][name] = buffers[kind][name]
+                        else:
+                            fresh = Absent.like(new) if is_absent(new) else self._new_buffer(kind, new, group)
+                            self.buffers[kind][name] = fresh
+        self._index()
+
+    def _most_updates(self) -> int:
+        """Return the number of updates that the parameters of this process have had, and those before they came."""
+        here = np.array([not is_absent(array) for array in self._arrays])
+        return int((self._steps + self._joined)[here].max(initial=0))
+
+    def _count_absent(self, most: int) -> None:
+        """Count the updates that other processes have made of the parameters that this one does not hold."""
+        absent = np.array([is_absent(array) for array in self._arrays])
+        self._steps[absent] = most - self._joined[absent]
+
     def _drop_groups(self, count: int) -> None:
         """Take `add_param_group` back for all groups after the first `count`."""
         for group in self.param_groups[count:]:
@@ -514,7 +541,8 @@ class Optimizer:
                                   "out: a shared parameter has one gradient")  # fmt: skip
             held.add(id(param))
             for buffer in self._buffers_of(group):
-                buffers.setdefault(buffer, {})[name] = self._new_buffer(buffer, param, group)
+                new = Absent.like(param) if is_absent(param) else self._new_buffer(buffer, param, group)
+                buffers.setdefault(buffer, {})[name] = new
         self.param_groups.append(group)
         self.params |= group["params"]
         for kind, arrays in buffers.items():
@@ -612,7 +640,10 @@ class Optimizer:
         ``"group0.lr"`` its options; ``"step.<parameter>"`` is the number of updates, ``"<buffer>.<parameter>"`` a copy
         of each buffer; ``"joined.<parameter>"``, of a group that was added later, is the number of updates before.
         """
-        return states.saved(self)
+        state = states.live(self)
+        if len(held(state)) < len(state):
+            refuse("asked for its state")
+        return {key: value.copy() if hasattr(value, "copy") else value for key, value in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, options included; nothing is written unless everything fits.

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from sparsebp.core import masks
+from sparsebp.core.absent import is_absent
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError
 from sparsebp.optim.optimizer import Optimizer
@@ -18,7 +19,7 @@ class PieceOptimizer:
     # The buffers move here: until `restore`, `optimizer` has options and counts of updates only.
     # pieces: begin and end of the piece of every parameter that has one, in elements.
     # buffers: the pieces' parts, one-dimensional, by kind and parameter.
-    # kinds: the parameters of every kind of buffer.
+    # kinds: the parameters of every kind of buffer; of some, the state is on other ranks.
 
     def __init__(self, optimizer: Optimizer, pieces: Mapping[str, tuple[int, int]]) -> None:
         if not isinstance(optimizer, Optimizer) or optimizer.rule is None:  # an own update may need whole parameters
@@ -28,14 +29,18 @@ class PieceOptimizer:
         self.optimizer, self.pieces = optimizer, dict(pieces)
         self._part = self._parted()
         self.kinds: Mapping[str, Sequence[str]]
+        self._absent: Mapping[str, Mapping[str, Array]]
         moved = optimizer.buffers
         if isinstance(moved, Moved):
             if moved.owner.pieces != self.pieces:
                 moved.refuse()
-            self.kinds = moved.owner.kinds
+            self.kinds, self._absent = moved.owner.kinds, moved.owner._absent
             self._part, optimizer.buffers = moved.owner._part, Moved(self)
         else:
             self.kinds = {kind: list(arrays) for kind, arrays in moved.items()}
+            self._absent = {
+                kind: {name: a for name, a in arrays.items() if is_absent(a)} for kind, arrays in moved.items()
+            }
             self.take()
 
     def _parted(self) -> Optimizer | None:
@@ -75,7 +80,7 @@ class PieceOptimizer:
     def restore(self, buffers: Mapping[str, Mapping[str, Array]]) -> None:
         """Give the optimizer its whole state back; `take` moves it here again."""
         optimizer = self.optimizer
-        optimizer.buffers = {kind: dict(arrays) for kind, arrays in buffers.items()}
+        optimizer.buffers = {kind: {**self._absent[kind], **arrays} for kind, arrays in buffers.items()}
         optimizer._columns = optimizer._columns_of(optimizer.buffers)
 
     @property

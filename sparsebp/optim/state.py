@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sparsebp.core import backend
+from sparsebp.core.absent import held, is_absent, refuse
 from sparsebp.core.check import Array, check_flag, check_integer, check_number, check_sequence
 from sparsebp.core.errors import DTypeError, FileFormatError, OptionError, ShapeError, needing
 from sparsebp.kernels.operands import momenta
@@ -21,8 +22,8 @@ _NOT_IN_STATE = ("params", "initial_lr")  # part of a schedule's state
 _OF_GROUP = re.compile(r"group(\d+)\.(.+)")
 
 
-def saved(optimizer: Any) -> dict[str, Any]:
-    """Return the state, see `Optimizer.state_dict`."""
+def live(optimizer: Any) -> dict[str, Any]:
+    """Return the state, see `Optimizer.state_dict`, with the buffers themselves."""
     state: dict[str, Any] = {type(optimizer).__name__ + _MARK: VERSION}
     for number, group in enumerate(optimizer.param_groups):
         state[f"group{number}.params"] = list(group["params"])
@@ -31,12 +32,12 @@ def saved(optimizer: Any) -> dict[str, Any]:
     joined = zip(optimizer.params, optimizer._joined.tolist(), strict=True)
     state |= {f"joined.{name}": count for name, count in joined if count}
     for buffer, arrays in optimizer.buffers.items():
-        state |= {f"{buffer}.{name}": array.copy() for name, array in arrays.items()}
+        state |= {f"{buffer}.{name}": array for name, array in arrays.items()}
     return state
 
 
 def load(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Restore what `saved` returned, see `Optimizer.load_state_dict`."""
+    """Restore what `live` returned, see `Optimizer.load_state_dict`."""
     mark = type(optimizer).__name__ + _MARK
     _check_kind(mark, state)
     params, of_group = optimizer.params, {key for key in state if isinstance(key, str) and _OF_GROUP.fullmatch(key)}
@@ -49,6 +50,8 @@ def load(optimizer: Any, state: Mapping[str, Any]) -> None:
     )
     for name, target in targets.items():
         check_like(name, state[name], target)
+        if is_absent(target) != is_absent(state[name]):
+            refuse("loaded the state of")
     groups = _restored(optimizer, {key: state[key] for key in state if key in of_group}, named=state[mark] > 1)
     for group in groups:
         optimizer._check(group)
@@ -58,7 +61,7 @@ def load(optimizer: Any, state: Mapping[str, Any]) -> None:
     for group, values in zip(optimizer.param_groups, groups, strict=True):
         group.update(values)
     optimizer._steps[:], optimizer._joined[:] = steps, joined
-    for name, target in targets.items():
+    for name, target in held(targets).items():
         target[...] = backend.as_namespace(state[name], backend.namespace(target))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,8 +19,8 @@ from sparsebp.core.errors import OptionError
 from sparsebp.core.locks import cached_property
 from sparsebp.core.shortcuts import forward_of, shortcuts_of
 from sparsebp.nn import fused
-from sparsebp.nn.gradients import Gradients, gradients_of
-from sparsebp.nn.loss import check_mean, count_of, summed
+from sparsebp.nn.gradients import Gradients, gradients_of, undisturbed
+from sparsebp.nn.loss import check_counts, check_mean, count_of, summed
 from sparsebp.nn.recurrent.carried import CarriedState
 from sparsebp.nn.sequential import taking_lengths
 from sparsebp.nn.steps import OutputSteps, ValidSteps, class_steps, output_steps
@@ -418,8 +419,20 @@ class _Ahead(NamedTuple):
         return int(self.y.nbytes)
 
 
+@dataclass(frozen=True)
+class Recomputed:
+    """What is kept of a forward that is run again for its gradients: its arguments, and where its draws began."""
+
+    x: Array
+    options: Mapping[str, Any]
+    states: Mapping[str, Any]
+
+
 class Actions:
     """Makes the functions of a schedule's actions; only `gather` clips by `clip_norm`."""
+
+    recomputed: frozenset[int] = frozenset()
+    """The stages that keep their inputs alone, and run their forwards again when the gradients arrive."""
 
     def __init__(self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, observer: Observer) -> None:
         check_mean(loss)
@@ -440,9 +453,12 @@ class Actions:
         scans, last = self.stages.scans, number == len(self.stages) - 1
         stages, behind = self.stages, self._behind(number)
         finish = self._loss(m, count) if last else None
+        again = wanted and number in self.recomputed
 
         def run(step: Step) -> None:
             x, options = step.flow[m], step.options[m]
+            if again:
+                states = {name: generator.bit_generator.state for name, generator in layer.generators().items()}
             found = None if behind is None else fused.forward(layer, behind, x)
             if isinstance(x, _Ahead):
                 y = saved = x.y
@@ -451,6 +467,9 @@ class Actions:
             else:
                 given = options if options and number in stages.taking_lengths else {}
                 carried = step.carried[m]
+                if again and carried is not None:
+                    raise OptionError("A forward that begins with a carried state cannot run again",
+                                      expected="stateful=False", got="a schedule that recomputes stages")  # fmt: skip
                 if carried is None:
                     y, saved = forward_of(layer, x, **given)
                 else:
@@ -458,7 +477,7 @@ class Actions:
                         y, saved = forward_of(layer, x, **given)
             step.flow[m] = y
             if wanted:
-                step.saved[m][number] = saved
+                step.saved[m][number] = Recomputed(x, given, states) if again else saved
                 if scans:
                     step.shapes[m][number] = x.shape
             if finish is not None:
@@ -469,7 +488,7 @@ class Actions:
 
     def _behind(self, number: int) -> Any:
         """Return the next stage's layer if one pass over memory runs it together with this one; else None."""
-        if number + 1 >= len(self.stages):
+        if number + 1 >= len(self.stages) or not self.recomputed.isdisjoint((number, number + 1)):
             return None
         layer, behind = self.stages[number].layer, self.stages[number + 1].layer
         return behind if fused.together(layer, behind) else None
@@ -487,6 +506,8 @@ class Actions:
 
     def counts(self, targets: Sequence[Array], *, deferred: bool) -> list[Any]:
         """Return by how much the loss of each micro-batch divides, see `count_of`."""
+        if len(targets) > 1:
+            check_counts(self.loss)
         return [count_of(self.loss, target, on_device=deferred) for target in targets]
 
     def _loss(self, m: int, count: int) -> StepFunction:
@@ -522,8 +543,21 @@ class Actions:
 
     def _place(self, step: Step, m: int, number: int, gy: Array) -> None:
         """Make the gradients of a stage from the gradient at its output."""
-        stage = self.stages[number]
-        self._offer(step, m, number, gradients_of(stage.layer, gy, step.saved[m][number]))
+        layer, saved = self.stages[number].layer, step.saved[m][number]
+        if isinstance(saved, Recomputed):
+            saved = self._run_again(layer, saved, m)
+        self._offer(step, m, number, gradients_of(layer, gy, saved))
+
+    def _run_again(self, layer: Any, kept: Recomputed, m: int) -> Any:
+        """Run a forward once more, with its draws; return what it saves. Statistics and generators stay as they are."""
+        with undisturbed(layer), self.draws_of(m):
+            for name, generator in layer.generators().items():
+                generator.bit_generator.state = kept.states[name]
+            return forward_of(layer, kept.x, **kept.options)[1]
+
+    def draws_of(self, m: int) -> contextlib.AbstractContextManager[Any]:
+        """Return the context in which layers draw their numbers of a micro-batch."""
+        return contextlib.nullcontext()
 
     def _offer(self, step: Step, m: int, number: int, gradients: Gradients) -> None:
         step.saved[m][number] = None

@@ -10,6 +10,7 @@ import numpy as np
 
 from sparsebp.comm.transport import Transport
 from sparsebp.core import backend, errors
+from sparsebp.core.absent import crc_of
 from sparsebp.core.check import Array, shown
 from sparsebp.core.errors import OptionError, SparseBPError, TransportError
 
@@ -114,8 +115,7 @@ def check_marks(marks: Sequence[float]) -> None:
 
 def checksum(array: Array) -> str:
     """Return dtype, shape and a checksum of an array's values as text."""
-    values = np.ascontiguousarray(backend.to_host(array))
-    return f"{values.dtype} {values.shape}, checksum {zlib.crc32(values.tobytes()):08x}"
+    return f"{array.dtype} {array.shape}, checksum {crc_of(backend.to_host(array)):08x}"
 
 
 def checksums(arrays: Mapping[str, Array], what: str = "the parameter") -> dict[str, str]:

@@ -120,7 +120,7 @@ class PlainExecutor(Executor):
     Notes
     -----
     A step of several micro-batches has the mean over all of it: the mean of each micro-batch, and its gradient, are
-    weighted by how much it counts (`sparsebp.nn.loss.Loss.count`; a loss without `count` counts samples). One in which
+    weighted by how much it counts (`sparsebp.nn.loss.Loss.count`; a loss without `count` is refused). One in which
     nothing counts has weight 0.
 
     On a GPU (with a loss that has ``on_device``) the host checks a step only after giving the next one to the device:
@@ -140,6 +140,7 @@ class PlainExecutor(Executor):
         observer = observer or Observer()
         self._order = schedule
         self._actions = self._make_actions(loss, optimizer, clip_norm, observer)
+        self._actions.recomputed = schedule.recomputed
         self._programs: dict[int, Program] = {}
         program = self._program(schedule.graph.microbatches)
         if clip_norm is not None and not program.gathered:

@@ -7,7 +7,7 @@ import math
 import pickle
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
@@ -16,11 +16,13 @@ import numpy as np
 
 from sparsebp.comm.transport import Handle, Transport
 from sparsebp.core import backend
+from sparsebp.core.absent import initial_values, is_absent
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError, ShapeError, TransportError
+from sparsebp.nn.deferred import absent_in, fill
 from sparsebp.nn.layer import dotted
 from sparsebp.nn.linear import MASK
-from sparsebp.optim import Predictor
+from sparsebp.optim import Optimizer, Predictor
 from sparsebp.runtime.actions import (
     Actions,
     Batch,
@@ -495,24 +497,34 @@ def units(schedule: Schedule) -> Costs:
     return Costs(duration)
 
 
-def gather_state(
-    transport: Transport, stages: Stages, optimizer: Any, owners: Sequence[int], predictor: Any = None
-) -> None:
-    """Gather model and optimizer state on every rank: parameters, buffers, random generators; all ranks call it."""
-    # optimizer: `state_dict` and `load_state_dict` as `sparsebp.optim.Optimizer` has them: state of one parameter has a
-    # name that ends with the parameter's. The predictor's state is like it.
+def gather_buffers(transport: Transport, stages: Stages, owners: Sequence[int]) -> None:
+    """Gather buffers and the states of random generators on every rank; all ranks call it."""
     # owners: The rank of every stage, whose values count.
     arrays: dict[str, tuple[int, Array]] = {}
     generators: dict[str, tuple[int, np.random.Generator]] = {}
-    live = stages.model.parameters()
     for number, owner in enumerate(owners):
         stage = stages[number]
-        arrays |= {name: (owner, live[name]) for name in stage.parameters.values()}
-        if hasattr(stage.layer, "modules"):
-            for prefix, layer in stage.layer.modules(stage.name):
-                arrays |= {f"buffer {dotted(prefix, key)}": (owner, array) for key, array in layer.buffers.items()}
-                if layer.generator is not None:
-                    generators[prefix] = owner, layer.generator
+        for prefix, layer in stage.layer.modules(stage.name) if hasattr(stage.layer, "modules") else ():
+            arrays |= {dotted(prefix, key): (owner, array) for key, array in layer.buffers.items()}
+            if layer.generator is not None:
+                generators[prefix] = owner, layer.generator
+    exchange(transport, arrays)
+    drawn = {key: made.bit_generator.state for key, (owner, made) in generators.items() if owner == transport.rank}
+    for states in transport.share(drawn):
+        for key, state in states.items():
+            generators[key][1].bit_generator.state = state
+
+
+def gather_state(
+    transport: Transport, stages: Stages, optimizer: Any, owners: Sequence[int], predictor: Any = None
+) -> None:
+    """Gather parameters and optimizer state on every rank; all ranks call it."""
+    # optimizer: `state_dict` and `load_state_dict` as `sparsebp.optim.Optimizer` has them: state of one parameter has a
+    # name that ends with the parameter's. The predictor's state is like it.
+    # owners: As for `gather_buffers`.
+    live = stages.model.parameters()
+    arrays = {name: (owner, live[name]) for number, owner in enumerate(owners)
+              for name in stages[number].parameters.values()}  # fmt: skip
     state = optimizer.state_dict()
     owner_of = {name: arrays[name][0] for name in stages.names}
     numbers: dict[str, int] = {}
@@ -524,12 +536,8 @@ def gather_state(
             numbers[key] = owner_of[name]
     exchange(transport, arrays)
     rank = transport.rank
-    drawn = {key: made.bit_generator.state for key, (owner, made) in generators.items() if owner == rank}
-    shared = transport.share((drawn, {key: state[key] for key, owner in numbers.items() if owner == rank}))
-    for states, values in shared:
+    for values in transport.share({key: state[key] for key, owner in numbers.items() if owner == rank}):
         state |= values
-        for key, drawn_state in states.items():
-            generators[key][1].bit_generator.state = drawn_state
     optimizer.load_state_dict(state)
     if predictor is not None:
         kept: dict[str, Any] = {}
@@ -538,6 +546,31 @@ def gather_state(
             if name is None or owner_of[name] == rank:
                 kept[key] = backend.to_host(value) if hasattr(value, "ndim") else value
         predictor.load_state_dict({key: value for part in transport.share(kept) for key, value in part.items()})
+
+
+def own_stages(schedule: Schedule, rank: int) -> list[int]:
+    """Return the stages that a schedule has on a rank."""
+    return [stage for stage in range(schedule.graph.stages) if rank in schedule.workers_of(stage)]
+
+
+def hold_stages(stages: Stages, optimizer: Any, numbers: Iterable[int]) -> None:
+    """Make the parameters of some stages, and their optimizer state, of a model that was built without memory."""
+    lacking = absent_in(stages[number].layer for number in numbers)
+    if not lacking:
+        return
+    if not isinstance(optimizer, Optimizer):
+        raise OptionError("The optimizer cannot be built on parameters without memory", got=type(optimizer).__name__,
+                          expected="one of sparsebp.optim", remedy="Call materialize(model) before")  # fmt: skip
+    arrays = {id(stand_in): values for stand_in, values in initial_values(lacking)}
+    fill(stages.model, arrays)
+    stages.model.parameters()  # given out to the optimizer
+    optimizer._fill(arrays)
+
+
+def forget_initial_values(model: Any) -> None:
+    """Let nobody take initial values for those of stages that other ranks train."""
+    for stand_in in absent_in([model]):
+        stand_in.recipe = None
 
 
 def _parameter(key: str, names: Mapping[str, Any]) -> str | None:
@@ -562,7 +595,8 @@ class _RankTasks(NamedTuple):
 class PipelineExecutor(Executor):
     """One rank's part of the steps of a model whose stages are on several ranks.
 
-    Every rank has the whole model, and computes and updates only its own stages: `flush` brings the others' up to date.
+    A rank computes and updates only its own stages. Of a model that was built within `sparsebp.nn.deferred_init` it
+    makes and holds only theirs; of a whole model on every rank `flush` brings the others' up to date.
     The gradients equal one worker's, up to the rounding of their sums; bitwise if micro-batches come to every stage in
     their order.
 
@@ -628,15 +662,20 @@ class PipelineExecutor(Executor):
         if schedule.graph.updates == "none" and not schedule.replicated:
             schedule = place_updates(schedule)
         check_fits_ranks(schedule, self.stages, transport, predicts=predictor is not None)
-        self.schedule, self._transport = schedule, transport
-        self._owners = schedule.allocation
+        self.schedule, self._transport, self._optimizer = schedule, transport, optimizer
+        self.owners = schedule.allocation
         everything = range(schedule.graph.microbatches)
         own = {stage: frozenset(m for m in everything if schedule.worker_of(stage, m) == transport.rank)
                for stage in range(len(self.stages)) if transport.rank in schedule.workers_of(stage)}  # fmt: skip
         self._losses_of = [schedule.worker_of(len(self.stages) - 1, m) for m in everything]  # ranks
-        self._actions = PipelineActions(
-            self.stages, loss, optimizer, clip_norm, observer or Observer(), own, lambda step: self._share([step])
-        )
+        hold_stages(self.stages, optimizer, own)
+        self.stages = Stages(model, trained_parameters(model, optimizer))
+        self._lacks = any(transport.share(any(map(is_absent, model.parameters().values()))))
+        if self._lacks and predictor is not None:
+            raise OptionError("A predictor keeps weights of all stages", expected="all parameters on every rank",
+                              got="a model built by deferred_init", remedy="Build it without")  # fmt: skip
+        self._actions = self._make_actions(loss, optimizer, clip_norm, observer or Observer(), own)
+        self._actions.recomputed = schedule.recomputed
         xp = backend.namespace(next(iter(model.parameters().values())))
         self._p2p = P2PBuffers(transport, xp)
         names = {number: tuple(dict.fromkeys(self.stages[number].parameters.values())) for number in own}
@@ -665,6 +704,13 @@ class PipelineExecutor(Executor):
         self._apart = False  # whether other ranks have updated their stages since these were brought up to date
         self._begun = False
         self._samples: list[str] = []
+
+    def _make_actions(
+        self, loss: Any, optimizer: Any, clip_norm: float | None, observer: Observer, own: Mapping[int, Collection[int]]
+    ) -> PipelineActions:
+        return PipelineActions(
+            self.stages, loss, optimizer, clip_norm, observer, own, lambda step: self._share([step])
+        )  # fmt: skip
 
     @property
     def pending(self) -> bool:
@@ -710,6 +756,8 @@ class PipelineExecutor(Executor):
         program = self._compiled(len(batches))
         self._versions.begin(program.ahead)
         self._apart = True
+        if self._lacks:
+            forget_initial_values(self.stages.model)
         for task in program.tasks:
             task(steps)
         self._p2p.end()
@@ -719,9 +767,13 @@ class PipelineExecutor(Executor):
         return [self._joined(steps, batches, tag)]
 
     def flush(self, *, wait: bool = True) -> list[Step]:
-        """Bring parameters, buffers and optimizer state of all stages up to date; all ranks call it together."""
+        """Bring all stages' buffers, and the parameters that all ranks hold, up to date; all ranks call it together."""
         if self._apart:
-            gather_state(self._transport, self.stages, self._actions.optimizer, self._owners, self._predictor)
+            gather_buffers(self._transport, self.stages, self.owners)
+            if self._lacks:
+                self._optimizer._count_absent(max(self._transport.share(self._optimizer._most_updates())))
+            else:
+                gather_state(self._transport, self.stages, self._optimizer, self.owners, self._predictor)
             self._apart = False
         return []
 
@@ -752,7 +804,7 @@ class PipelineExecutor(Executor):
     def _share(self, steps: Sequence[Step]) -> None:
         """Tell all ranks losses, scores and sums of squares, and check that samples and options are the same."""
         numbers = [(step.values, step.scores) for step in steps] if self._transport.rank in self._losses_of else None
-        own = (numbers, [step.squares for step in steps], self._samples, mark_of(options_of(self._actions.optimizer)))
+        own = (numbers, [step.squares for step in steps], self._samples, mark_of(options_of(self._optimizer)))
         shared = self._transport.share(own)
         check_marks([mark for _, _, _, mark in shared])
         for rank, (_, _, samples, _) in enumerate(shared):
@@ -812,16 +864,21 @@ class PipelineExecutor(Executor):
         """Sum the gradients of parameters that several ranks hold: by micro-batch, and the last stage's first."""
         under_way, live = {}, self.stages.model.parameters()
         for name in self._actions.names:
+            like = self._summed_like(name, live[name])
             others = [rank for rank in self._held_by[name] if rank != self._transport.rank]
-            if others:
+            if others and like is not None:
                 holders = [number for number, stage in enumerate(self.stages.all) if name in stage.parameters.values()]
                 makers = dict.fromkeys(
                     self.schedule.worker_of(number, m) for m in range(count) for number in reversed(holders)
                 )
-                under_way[name] = self._p2p.swap(step.grads.get(name), live[name], others, list(makers))
+                under_way[name] = self._p2p.swap(step.grads.get(name), like, others, list(makers))
         for name, finish in under_way.items():
             first, *more = finish()
             step.grads[name] = sum(more, first)
+
+    def _summed_like(self, name: str, param: Array) -> Array | None:
+        """Return an array like this rank's part of a parameter's gradient: all of it. None: it has no part."""
+        return param
 
     def _runs(self, part: Action, count: int, names: dict[int, list[str]]) -> list[StepFunction]:
         """Return the function that a part of a cell runs, if any."""

@@ -7,7 +7,7 @@ import math
 import pickle
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any, ClassVar, TypeVar
@@ -19,12 +19,14 @@ from sparsebp.core import backend
 from sparsebp.core.check import Array, check_flag
 from sparsebp.core.errors import OptionError, ScheduleError, TransportError
 from sparsebp.nn.init import Rows, rows_of
+from sparsebp.nn.loss import check_counts
 from sparsebp.optim.optimizer import square_sums
 from sparsebp.optim.sharded import PieceOptimizer
 from sparsebp.runtime.actions import (
     Actions,
     Batch,
     Observer,
+    Stage,
     Stages,
     Step,
     StepFunction,
@@ -270,6 +272,9 @@ class Totals:
         self._close_totals.clear()
 
 
+Indices = TypeVar("Indices", bound=Sequence[Any])
+
+
 class ReplicaActions(Actions):
     """`Actions` of one of several replicas; micro-batches without samples on this rank are skipped."""
 
@@ -278,6 +283,8 @@ class ReplicaActions(Actions):
         buckets: Buckets, totals: Totals,
     ) -> None:  # fmt: skip
         super().__init__(stages, loss, optimizer, clip_norm, observer)
+        if totals.transport.size > 1:
+            check_counts(loss)
         self.buckets, self.totals = buckets, totals
         self._holders = Counter(name for stage in stages.all for name in set(stage.parameters.values()))
         self._ended = 0  # micro-batches whose loss is known
@@ -305,6 +312,10 @@ class ReplicaActions(Actions):
 
         return last
 
+    def draws_of(self, m: int) -> contextlib.AbstractContextManager[Any]:
+        """Draw this rank's rows of one worker's draws for all samples."""
+        return rows_of(lambda: self.totals.rows(m))
+
     def share(self, step: Step) -> None:
         """Find the shares of the micro-batches, of all that counts on all ranks."""
         step.sums = self.summed is not None
@@ -312,25 +323,14 @@ class ReplicaActions(Actions):
 
     def _drawing(self, number: int, m: int, run: StepFunction) -> StepFunction:
         """Return `run`, an F, in which layers draw this rank's rows of one worker's draws for all samples."""
-        layer = self.stages[number].layer
-        generators = layer.generators() if hasattr(layer, "generators") else {}
+        stage = self.stages[number]
+        generators = stage.layer.generators() if hasattr(stage.layer, "generators") else {}
         if not generators:
             return run
-        foreign = {name: part.generator for name, part in layer.modules() if name in generators and not is_ours(part)}
+        by_rows = drawing_rows(stage, run, lambda: self.draws_of(m))
 
         def draw(step: Step) -> None:
-            before = {name: pickle.dumps(generator.bit_generator.state) for name, generator in foreign.items()}
-            with rows_of(lambda: self.totals.rows(m)) as drawn:
-                run(step)
-            for name, generator in foreign.items():
-                if id(generator) not in drawn and pickle.dumps(generator.bit_generator.state) != before[name]:
-                    layer_name = f"{self.stages[number].name}.{name}".strip(".")
-                    raise OptionError(
-                        f"The layer {layer_name} draws random numbers by itself: the same for every replica's samples",
-                        expected="numbers that sparsebp.nn.draw_rows has drawn", got="others",
-                        remedy="Draw by sparsebp.nn.draw_rows(self.generator, x.shape, make); see the guide 'Write a "
-                        "layer'"
-                    )  # fmt: skip
+            by_rows(step)
             samples = self.totals.samples(m)
             if 0 in samples and any(samples):  # a rank without samples has not drawn
                 states = {name: generator.bit_generator.state for name, generator in generators.items()}
@@ -380,6 +380,40 @@ class ReplicaActions(Actions):
         """Update some parameters, in the order in which their gradients arrive."""
         for some in self.buckets.arriving(names):
             super().apply_update(step, some, gathered=gathered and self.clip_norm is not None)
+
+
+def drawing_rows(
+    stage: Stage, run: StepFunction, draws: Callable[[], contextlib.AbstractContextManager[Any]]
+) -> StepFunction:
+    """Return `run`, an F, in which a stage draws within `draws`, and refuses to draw in another way."""
+    layer = stage.layer
+    generators = layer.generators()
+    foreign = {name: part.generator for name, part in layer.modules() if name in generators and not is_ours(part)}
+
+    def draw(step: Step) -> None:
+        before = {name: pickle.dumps(generator.bit_generator.state) for name, generator in foreign.items()}
+        with draws() as drawn:
+            run(step)
+        for name, generator in foreign.items():
+            if id(generator) not in drawn and pickle.dumps(generator.bit_generator.state) != before[name]:
+                layer_name = f"{stage.name}.{name}".strip(".")
+                raise OptionError(
+                    f"The layer {layer_name} draws random numbers by itself: the same for every replica's samples",
+                    expected="numbers that sparsebp.nn.draw_rows has drawn", got="others",
+                    remedy="Draw by sparsebp.nn.draw_rows(self.generator, x.shape, make); see the guide 'Write a "
+                    "layer'"
+                )  # fmt: skip
+
+    return draw
+
+
+def share_of_rank(indices: Indices, transport: Transport) -> Indices:
+    """Return this rank's part of a micro-batch's samples: equal parts, up to one sample."""
+    size, rank = transport.size, transport.rank
+    least, more = divmod(len(indices), size)
+    begin = rank * least + min(rank, more)
+    own: Indices = indices[begin : begin + least + (rank < more)]  # type: ignore[assignment]
+    return own
 
 
 def _unless_empty(run: StepFunction, m: int) -> StepFunction:
@@ -493,25 +527,17 @@ class ShardedBuckets(Buckets):
             bucket.read(name, bucket.flat, self.params[name])
 
 
-class ShardedActions(ReplicaActions):
-    """`ReplicaActions` that update this rank's shards. A bucket is updated as a whole, with its first parameter."""
+class ShardedUpdates(Actions):
+    """Updates of this rank's shards. A bucket is updated as a whole, with its first parameter."""
 
     buckets: ShardedBuckets
     optimizer: PieceOptimizer
-
-    def gather(self, step: Step) -> None:
-        """Clip: wait for all gradients, and check them together."""
-        if self.clip_norm is None:
-            return
-        grads = self.buckets.summed(self.buckets.all)
-        self._look_at(step, self.stages.names, grads)
-        self._clip(step, grads)
 
     def apply_update(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
         """Update the buckets of some parameters, unless they are updated already."""
         buckets = self.buckets.holding(name for name in names if name in step.grads)
         grads = self.buckets.summed(buckets)
-        if not gathered or self.clip_norm is None:
+        if not gathered:
             self._look_at(step, [name for bucket in buckets for name in bucket.names], grads)
         under_way = []
         for bucket in buckets:
@@ -542,6 +568,24 @@ class ShardedActions(ReplicaActions):
             self.observer.gradients(step, wrong)
 
 
+class ShardedActions(ShardedUpdates, ReplicaActions):
+    """`ReplicaActions` that update this rank's shards."""
+
+    buckets: ShardedBuckets
+
+    def gather(self, step: Step) -> None:
+        """Clip: wait for all gradients, and check them together."""
+        if self.clip_norm is None:
+            return
+        grads = self.buckets.summed(self.buckets.all)
+        self._look_at(step, self.stages.names, grads)
+        self._clip(step, grads)
+
+    def apply_update(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
+        """Update the buckets of some parameters, unless they are updated already."""
+        super().apply_update(step, names, gathered=gathered and self.clip_norm is not None)
+
+
 def gathered(optimizer: PieceOptimizer, buckets: ShardedBuckets, *, keep: bool) -> None:
     """Gather the optimizer state of all ranks, where `keep` says so; all ranks call this."""
     transport = buckets.transport
@@ -562,9 +606,6 @@ def gathered(optimizer: PieceOptimizer, buckets: ShardedBuckets, *, keep: bool) 
         whole[kind] = {name: arrays[name] for name in names if name in arrays}
     if keep:
         optimizer.restore(whole)
-
-
-Indices = TypeVar("Indices", bound=Sequence[Any])
 
 
 class ReplicaExecutor(PlainExecutor):
@@ -689,11 +730,7 @@ class ReplicaExecutor(PlainExecutor):
 
     def own(self, indices: Indices) -> Indices:
         """Return this rank's part of a micro-batch's samples: equal parts, up to one sample."""
-        size, rank = self.transport.size, self.transport.rank
-        least, more = divmod(len(indices), size)
-        begin = rank * least + min(rank, more)
-        own: Indices = indices[begin : begin + least + (rank < more)]  # type: ignore[assignment]
-        return own
+        return share_of_rank(indices, self.transport)
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
         """Run one step, with the same number of micro-batches on all ranks; see `PlainExecutor.step`.

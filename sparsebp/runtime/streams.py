@@ -110,7 +110,13 @@ def check_of_model(schedule: Schedule, stages: Stages, *rows: tuple[bool, str, o
             "Build it for model.stages(); unweighted= are the stages without parameters",
         ),
         *rows,
-        (bool(schedule.recomputed), "recomputes stages", "none", sorted(schedule.recomputed), "Keep the activations"),
+        (
+            bool(schedule.recomputed) and (graph.updates == "microbatch" or stages.scans),
+            "recomputes stages",
+            "one update a step, and backward='bp'",
+            f"updates={graph.updates!r}" + ", and a scan" * stages.scans,
+            "Keep the activations",
+        ),
     ):
         if wrong:
             raise OptionError(f"The schedule {what}", expected=str(expected), got=str(found), remedy=remedy)

@@ -6,6 +6,7 @@ placement of the updates in a schedule. An *order* is a plain sequence of stages
 """
 
 from sparsebp.schedule.costs import Costs, Durations, Link, Network, StageBytes, read_costs, write_costs
+from sparsebp.schedule.cuts import partition
 from sparsebp.schedule.files import for_torch, programs_to_csv, read_csv, to_csv, write_csv, write_programs
 from sparsebp.schedule.lowering import Message, RankProgram, check_rendezvous, lower
 from sparsebp.schedule.plot import chrome_trace, gantt, summary, text_chart, write_trace
@@ -55,6 +56,7 @@ __all__ = [
     "gantt",
     "lower",
     "parse",
+    "partition",
     "parts_of",
     "programs_to_csv",
     "read_costs",

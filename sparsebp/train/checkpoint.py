@@ -15,27 +15,30 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from sparsebp.core import backend
+from sparsebp.core.absent import held, is_absent
 from sparsebp.core.check import shown
 from sparsebp.core.errors import FileFormatError, OptionError, SparseBPError
-from sparsebp.core.files import check_path, parse_json, read_file, write_atomically
+from sparsebp.core.files import check_path, check_regular, parse_json, reason, write_atomically
 from sparsebp.nn.linear import MASK
 from sparsebp.optim import Optimizer
+from sparsebp.optim import state as states
 from sparsebp.optim.lr_schedules import with_parts
 from sparsebp.optim.state import groups_added
 from sparsebp.runtime.actions import buffers_of
 from sparsebp.train.batches import steps_of
+from sparsebp.train.grouping import layers_in_order, renamed_state, renamed_tensor, renaming, without_groups
 from sparsebp.train.history import History
 from sparsebp.train.state import FILE_NAME, TrainingState, generators_of
 
 FORMAT = "sparsebp-checkpoint"
-VERSION = 1
+VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +61,29 @@ def _part(tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarra
     return {name[len(start) :]: array for name, array in tensors.items() if name.startswith(start)}
 
 
-def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
-    """Write `checkpoint` to `path`, replacing what is there in one atomic step.
+_DTYPES = {
+    np.dtype(kind): name for name, kind in {
+        "F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "U64": "u8", "I32": "i4", "U32": "u4", "I16": "i2",
+        "U16": "u2", "I8": "i1", "U8": "u1", "BOOL": "?",
+    }.items()
+}  # fmt: skip
+_KINDS_OF = {name: dtype for dtype, name in _DTYPES.items()}
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str], checkpoint: Checkpoint, fetch: Callable[[str], np.ndarray] | None = None
+) -> None:
+    """Write `checkpoint` to `path`, array by array, replacing what is there in one atomic step.
+
+    Parameters
+    ----------
+    path
+        The file.
+    checkpoint
+        The arrays and the state.
+    fetch
+        Returns an array of which `checkpoint` has only shape and dtype, as other ranks hold it; called in the order of
+        `file_order`.
 
     Raises
     ------
@@ -68,20 +92,47 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
     OutputError
         The folder does not exist or cannot be written; what was at `path` before is untouched.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import save
-
-    state = json_text("The state of a checkpoint", checkpoint.state)
+    state, tensors = json_text("The state of a checkpoint", checkpoint.state), checkpoint.tensors
+    metadata = {"format": FORMAT, "version": str(VERSION), "state": state, "digest": "0" * 2 * _DIGEST_BYTES}
     try:
-        tensors = {name: _native(array) for name, array in checkpoint.tensors.items()}
-        if "__metadata__" in tensors:  # what the format calls its header
-            raise ValueError("an array of the name __metadata__")
-        metadata = {"format": FORMAT, "version": str(VERSION), "state": state, "digest": _digest(tensors, state)}
-        content = save(tensors, metadata)
-    except (SafetensorError, TypeError, ValueError) as error:
+        odd = [name for name in tensors if not isinstance(name, str) or name == "__metadata__"]  # the header's own
+        if odd:
+            raise ValueError(f"an array of the name {odd[0]!r}")
+        order, end = file_order(tensors), 0
+        header: dict[str, Any] = {"__metadata__": metadata}
+        for name in order:
+            shape, dtype = np.shape(tensors[name]), _native_dtype(tensors[name])
+            begin, end = end, end + math.prod(shape) * dtype.itemsize
+            header[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [begin, end]}
+        _header_bytes(header)
+    except (TypeError, ValueError, KeyError) as error:
         raise OptionError("A checkpoint cannot hold these arrays", expected="real or boolean arrays by name",
                           got=str(error)) from error  # fmt: skip
-    write_atomically(path, content)
+
+    def write(file: BinaryIO) -> None:
+        file.write(_header_bytes(header))
+        digests = {}
+        for name in order:
+            array = tensors[name]
+            array = _native(fetch(name) if fetch is not None and is_absent(array) else array)
+            digests[name] = _digest_of_array(name, array)
+            file.write(array.reshape(-1).data)
+        metadata["digest"] = _digest_of_all(digests, state)
+        file.seek(0)
+        file.write(_header_bytes(header))  # of the same length
+
+    write_atomically(path, write)
+
+
+def file_order(tensors: Mapping[str, np.ndarray]) -> list[str]:
+    """Return the names of arrays in the order of their bytes in a file: large items first, so that all are aligned."""
+    return sorted(tensors, key=lambda name: (-_native_dtype(tensors[name]).itemsize, name))
+
+
+def _header_bytes(header: Mapping[str, Any]) -> bytes:
+    text = json.dumps(header, ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def json_text(name: str, value: Mapping[str, Any], *, finite: bool = False) -> str:
@@ -114,37 +165,51 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         There is no such file, it is a FIFO or a device, it is not a safetensors file, it was written by something else
         or a newer version, or its content does not match its digest.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
+    with open_checkpoint(path) as checkpoint:
+        return Checkpoint(dict(checkpoint.tensors), checkpoint.state)
 
+
+@contextlib.contextmanager
+def open_checkpoint(path: str | os.PathLike[str]) -> Iterator[Checkpoint]:
+    """Do as `load_checkpoint`, but read each array anew whenever it is asked for: memory for one is enough."""
     path = check_path("path", path)
     path = path / FILE_NAME if os.path.isdir(path) else path
-    content = read_file(
-        path, f"No checkpoint can be read at {path}", expected="a checkpoint file", regular=True,
-        remedy="Give a checkpoint, or the folder that an earlier run wrote to",
-    )  # fmt: skip
-    try:
-        tensors = load(content)
-        header_bytes = int.from_bytes(content[:8], "little")
-        metadata = parse_json(content[8 : 8 + header_bytes]).get("__metadata__") or {}
-    except (SafetensorError, ValueError, KeyError) as error:  # KeyError: a dtype that NumPy does not have
-        raise FileFormatError(f"{path} is damaged or no checkpoint at all", expected="a safetensors file",
-                              got=f"{len(content)} bytes that do not read as one ({error})",
-                              remedy="Take another copy, or start anew") from error  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        try:
+            check_regular(path, follow=True)
+            file = stack.enter_context(open(path, "rb"))
+            size = os.fstat(file.fileno()).st_size
+        except (OSError, ValueError) as error:  # ValueError: a path with NUL
+            raise FileFormatError(f"No checkpoint can be read at {path}", expected="a checkpoint file",
+                                  got=reason(error),
+                                  remedy="Give a checkpoint, or the folder that an earlier run wrote to"
+                                  ) from error  # fmt: skip
+        try:
+            tensors, metadata = FileTensors(file, size), {}
+            metadata = tensors.metadata
+        except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+            raise FileFormatError(f"{path} is damaged or no checkpoint at all", expected="a safetensors file",
+                                  got=f"{size} bytes that do not read as one ({error})",
+                                  remedy="Take another copy, or start anew") from error  # fmt: skip
+        yield Checkpoint(tensors, _checked_state(path, tensors, metadata))
+
+
+def _checked_state(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> dict[str, Any]:
     if metadata.get("format") != FORMAT:
         raise FileFormatError(
             f"{path} was not written by sparsebp's trainer", expected=f"format {FORMAT!r} in the header",
             got=shown(metadata.get("format")),
             remedy="Weights alone are loaded with model.load_state_dict(safetensors.numpy.load_file(path))",
         )  # fmt: skip
-    if metadata.get("version") != str(VERSION):
-        raise FileFormatError(f"{path} has a version that this sparsebp does not read", expected=repr(str(VERSION)),
-                              got=shown(metadata.get("version")),
+    if metadata.get("version") not in _DIGESTS:
+        raise FileFormatError(f"{path} has a version that this sparsebp does not read",
+                              expected=" or ".join(map(repr, _DIGESTS)), got=shown(metadata.get("version")),
                               remedy="Use the version of sparsebp that wrote it")  # fmt: skip
     text = metadata.get("state", "")
-    if metadata.get("digest") != _digest(tensors, text):
+    found = _DIGESTS[metadata["version"]](tensors, text)
+    if metadata.get("digest") != found:
         raise FileFormatError(f"{path} is damaged", expected=f"content of digest {metadata.get('digest')}",
-                              got=_digest(tensors, text), remedy="Take another copy, or start anew")  # fmt: skip
+                              got=found, remedy="Take another copy, or start anew")  # fmt: skip
     try:
         state = parse_json(text)
     except ValueError as error:
@@ -152,7 +217,53 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if not isinstance(state, dict):
         raise FileFormatError(f"{path} has no state of a run", expected="a JSON object", got=shown(state),
                               remedy="Take another copy, or start anew")  # fmt: skip
-    return Checkpoint(tensors, state)
+    return state
+
+
+class FileTensors(Mapping[str, np.ndarray]):
+    """The arrays of a safetensors file, each read when it is asked for."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file = file
+        self._start = 8 + int.from_bytes(file.read(8), "little")
+        if not 8 < self._start <= size:
+            raise ValueError("no header")
+        header = parse_json(file.read(self._start - 8))
+        self.metadata: dict[str, Any] = header.pop("__metadata__", None) or {}
+        self._entries: dict[str, tuple[np.dtype, tuple[int, ...], int]] = {}
+        end = 0
+        for name, entry in sorted(header.items(), key=lambda one: one[1]["data_offsets"]):
+            dtype, shape, (begin, stop) = _KINDS_OF[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
+            if any(type(n) is not int or n < 0 for n in (*shape, begin, stop)) or begin != end:
+                raise ValueError(f"odd sizes of {name}")
+            end = begin + math.prod(shape) * dtype.itemsize
+            if stop != end:
+                raise ValueError(f"a wrong number of bytes of {name}")
+            self._entries[name] = dtype, shape, begin
+        if self._start + end != size:
+            raise ValueError(f"{self._start + end} bytes expected")
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        dtype, shape, begin = self._entries[name]
+        array = np.empty(shape, dtype)
+        self._file.seek(self._start + begin)
+        self._file.readinto(array.reshape(-1).view(np.uint8).data)  # type: ignore[attr-defined]
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def forms(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+        """Dtype and shape of every array."""
+        return {name: (dtype, shape) for name, (dtype, shape, _) in self._entries.items()}
+
+
+def _native_dtype(array: Any) -> np.dtype:
+    return np.asarray(array).dtype.newbyteorder("=")
 
 
 def _native(array: Any) -> np.ndarray:
@@ -167,12 +278,42 @@ def _listed(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not JSON serializable")
 
 
+_DIGEST_BYTES = 16
+
+
 def _digest(tensors: Mapping[str, np.ndarray], state: str) -> str:
-    digest = hashlib.blake2b(state.encode(), digest_size=16)
+    """Return the digest of version 1."""
+    digest = hashlib.blake2b(state.encode(), digest_size=_DIGEST_BYTES)
     for name in sorted(tensors):
-        digest.update(f"\n{name} {tensors[name].dtype.str} {tensors[name].shape}\n".encode())
-        digest.update(tensors[name].tobytes())
+        digest.update(_told(name, tensors[name]))
+        digest.update(tensors[name].reshape(-1).data)
     return digest.hexdigest()
+
+
+def _digest_of_all(digests: Mapping[str, bytes], state: str) -> str:
+    digest = hashlib.blake2b(state.encode(), digest_size=_DIGEST_BYTES)
+    for name in sorted(digests):
+        digest.update(digests[name])
+    return digest.hexdigest()
+
+
+def _digest_of_array(name: str, array: np.ndarray) -> bytes:
+    digest = hashlib.blake2b(_told(name, array))
+    digest.update(array.reshape(-1).data)
+    return digest.digest()
+
+
+def _told(name: str, array: np.ndarray) -> bytes:
+    return f"\n{name} {array.dtype.str} {array.shape}\n".encode()
+
+
+_DIGESTS: dict[str, Callable[[Mapping[str, np.ndarray], str], str]] = {
+    "1": _digest,
+    "2": lambda tensors, state: _digest_of_all(
+        {name: _digest_of_array(name, tensors[name]) for name in tensors}, state
+    ),
+}
+"""How the digest is computed, by version. From version 2 on the arrays may come in any order."""
 
 
 def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,9 +328,9 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pack(run: TrainingState) -> Checkpoint:
-    """Return the checkpoint of `run` at its position."""
-    optimizer_arrays, optimizer_scalars = _split(run.optimizer.state_dict())
-    tensors = {f"model.{name}": backend.to_host(array) for name, array in run.model.state_dict().items()}
+    """Return the checkpoint of `run` at its position, to be written at once: it has the arrays themselves."""
+    optimizer_arrays, optimizer_scalars = _split(live_state(run.optimizer))
+    tensors = {f"model.{name}": backend.to_host(array) for name, array in live_state(run.model).items()}
     tensors |= {f"optimizer.{name}": array for name, array in optimizer_arrays.items()}
     tensors |= {f"history.{name}": array for name, array in run.history.to_arrays().items()}
     tensors |= {f"data.{name}": array for name, array in run.fingerprints.items()}
@@ -200,6 +341,7 @@ def pack(run: TrainingState) -> Checkpoint:
         "lr_scheduler": None if run.lr_scheduler is None else run.lr_scheduler.state_dict(),
         "generators": {name: g.bit_generator.state for name, g in generators_of(run.model).items()},
         "epochs": [record.to_json() for record in run.history.epochs],
+        "layers": layers_in_order(run.model),
     }  # fmt: skip
     if run.predictor is not None:
         arrays, state["predictor"] = _split(run.predictor.state_dict())
@@ -213,6 +355,20 @@ def pack(run: TrainingState) -> Checkpoint:
     return Checkpoint(tensors, state)
 
 
+def in_groups_of(model: Any, checkpoint: Checkpoint, path: Path) -> tuple[Checkpoint, bool]:
+    """Return a checkpoint with the names of a model whose layers may be in other groups, and whether they are."""
+    state = checkpoint.state
+    if any(not isinstance(state.get(name), dict) for name in ("optimizer", "generators")):
+        return checkpoint, False  # refused by `restore`
+    with _loading(path):
+        rename = renaming(state, layers_in_order(model))
+        if rename is None:
+            return checkpoint, False
+        names = {name: renamed_tensor(name, rename) for name in checkpoint.tensors}
+        tensors = {new: checkpoint.tensors[name] for name, new in names.items()}
+        return Checkpoint(tensors, renamed_state(state, rename)), True
+
+
 def _callbacks_with_state(run: TrainingState) -> dict[str, tuple[Any, Mapping[str, Any]]]:
     """Return callbacks and their states by their class, with a number from the second of a class on."""
     found: dict[str, tuple[Any, Mapping[str, Any]]] = {}
@@ -224,8 +380,16 @@ def _callbacks_with_state(run: TrainingState) -> dict[str, tuple[Any, Mapping[st
     return found
 
 
+def live_state(part: Any) -> dict[str, Any]:
+    """Return the state of a model or an optimizer with the arrays themselves, where it can."""
+    if isinstance(part, Optimizer):
+        return states.live(part)
+    return dict(part.live_state() if hasattr(part, "live_state") else part.state_dict())
+
+
 def restore(run: TrainingState, checkpoint: Checkpoint, shape: Mapping[str, int], path: Path) -> tuple[int, int]:
     """Check that `checkpoint` belongs to this run, load it into `run`, and return the next (epoch, batch)."""
+    checkpoint, regrouped = in_groups_of(run.model, checkpoint, path)
     history = _checked_history(path, checkpoint)
     state = checkpoint.state
     position = state["position"]
@@ -242,6 +406,8 @@ def restore(run: TrainingState, checkpoint: Checkpoint, shape: Mapping[str, int]
     given, data = state.get("options", {}), checkpoint.part("data")  # not in checkpoints of version 0.2
     if given:
         then, now = (dict(some) for some in (given, run.options_given))
+        if regrouped:
+            now = without_groups(now, layers_in_order(run.model))
         groups = then.pop("groups", {}), now.pop("groups", {})
         _check_options(path, "", then, now)
         for name in sorted(groups[1].keys() & groups[0]):  # those that are added later are not known when a run begins
@@ -254,7 +420,7 @@ def restore(run: TrainingState, checkpoint: Checkpoint, shape: Mapping[str, int]
     _check_same(path, "the layers that draw random numbers", sorted(state["generators"]), sorted(generators))
     weights = checkpoint.part("model")
     remedy = "Build the model with the options of the first call, or start anew in another folder"
-    _check_weights(path, weights, run.model.state_dict(), remedy)
+    _check_weights(path, weights, live_state(run.model), remedy)
     optimizer_state = checkpoint.part("optimizer") | state["optimizer"]
     with _all_or_nothing(run):
         if isinstance(run.optimizer, Optimizer):
@@ -263,7 +429,7 @@ def restore(run: TrainingState, checkpoint: Checkpoint, shape: Mapping[str, int]
                     run.optimizer.add_param_group(group)
         kept, wanted = (
             sorted(name for name in some if not name.startswith(("group", "joined.")))  # load_state_dict compares those
-            for some in (optimizer_state, run.optimizer.state_dict())
+            for some in (optimizer_state, live_state(run.optimizer))
         )
         _check_same(path, "the optimizer's state", kept, wanted)
         _check_same(path, "the predictor", isinstance(state.get("predictor"), dict), run.predictor is not None)
@@ -364,10 +530,10 @@ def _all_or_nothing(run: TrainingState) -> Iterator[None]:
     """Restore the training if loading fails half-way."""
     every: tuple[Any, ...] = (run.lr_scheduler, run.optimizer, run.predictor)  # rates, then their readers
     parts = [part for part in every if part is not None]
-    before = [copy.deepcopy(part.state_dict()) for part in parts]
+    before = [copy.deepcopy(live_state(part)) for part in parts]
     drawn = [(generator, generator.bit_generator.state) for generator in generators_of(run.model).values()]
     arrays = run.model.parameters() | buffers_of(run.model)
-    weights = [(array, array.copy()) for array in arrays.values()]
+    weights = [(array, array.copy()) for array in held(arrays).values()]
     groups = len(getattr(run.optimizer, "param_groups", ()))
     schedules = [getattr(scheduler, "__dict__", {}) for scheduler in with_parts(run.lr_scheduler)]
     of_groups = [{name: list(value) for name, value in own.items() if isinstance(value, list)} for own in schedules]

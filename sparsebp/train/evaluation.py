@@ -20,6 +20,7 @@ from sparsebp.nn.modes import inference_mode
 from sparsebp.nn.recurrent.carried import CarriedState
 from sparsebp.nn.steps import ValidSteps, output_steps, seen_by_loss
 from sparsebp.runtime.actions import Batch, options_of
+from sparsebp.runtime.forward import ForwardPipeline
 from sparsebp.train.batches import batch_of, in_order, origin_of, shape_of, with_state
 from sparsebp.train.history import Evaluation
 from sparsebp.train.loader import Loader
@@ -45,12 +46,18 @@ def evaluation_batches(data: Dataset | Loader, batch_size: Any, stateful: Any) -
 
 
 def scores_of(
-    run: TrainingState, data: Dataset | Loader, shape: dict[str, Any], name: str, first: int = 0, each: int = 1
+    run: TrainingState, data: Dataset | Loader, shape: dict[str, Any], name: str, first: int = 0, each: int = 1,
+    pipeline: ForwardPipeline | None = None,
 ) -> list[Scores]:  # fmt: skip
-    """Return the numbers of the batches `first`, `first + each`, …; `name` is the set's in messages."""
+    """Return the numbers of the batches `first`, `first + each`, …, which the last rank of a pipeline has.
+
+    `name` is the set's in messages.
+    """
     ignored, sums = getattr(run.loss, "ignore_index", None), summed(run.loss)
     found = []
-    for rows, batch, output in _outputs(run.model, data, shape, first, each):
+    for rows, batch, output in _outputs(run.model, data, shape, first, each, pipeline):
+        if output is None:
+            continue
         lengths = batch[2] if len(batch) > 2 else None
         prediction, target, _ = seen_by_loss(run.model, run.loss, batch[0], output, batch[1], lengths)
         counted, value = count_of(run.loss, target), float((sums or run.loss).forward(prediction, target)[0])
@@ -91,10 +98,14 @@ def whole_set(run: TrainingState, scores: Sequence[Scores]) -> Evaluation:
     return Evaluation(loss, right / positions if positions else None, metrics)
 
 
-def predictions(model: Any, data: Dataset | Loader, shape: dict[str, Any]) -> Array:
-    """Return the model's outputs for all samples of `data`; warn where they are not finite."""
+def predictions(
+    model: Any, data: Dataset | Loader, shape: dict[str, Any], pipeline: ForwardPipeline | None = None
+) -> Array | None:
+    """Return the model's outputs for all samples of `data`, on the last rank of a pipeline; warn where not finite."""
     parts, wrong = [], ""
-    for rows, batch, output in _outputs(model, data, shape):
+    for rows, batch, output in _outputs(model, data, shape, pipeline=pipeline):
+        if output is None:
+            continue
         if output.ndim == 0 or len(output) != len(rows):
             raise ShapeError("The model must return one row per sample", expected=f"({len(rows)}, ...)",
                              got=output.shape, remedy="Put the samples first")  # fmt: skip
@@ -104,7 +115,7 @@ def predictions(model: Any, data: Dataset | Loader, shape: dict[str, Any]) -> Ar
         parts.append(backend.as_namespace(prediction, xp).copy())  # a layer may use its array again
     if wrong:
         warnings.warn(f"Predictions are not finite: {wrong}", RuntimeWarning, stacklevel=3)
-    return joined(parts)
+    return joined(parts) if parts else None
 
 
 def _without_padding(model: Any, batch: Batch, output: Array) -> Array:
@@ -124,13 +135,19 @@ def _unpredicted(model: Any, batch: Batch, origin: Origin, prediction: Array) ->
 
 
 def _outputs(
-    model: Any, data: Dataset | Loader, shape: dict[str, Any], first: int = 0, each: int = 1
-) -> Iterator[tuple[np.ndarray, Batch, Array]]:
+    model: Any, data: Dataset | Loader, shape: dict[str, Any], first: int = 0, each: int = 1,
+    pipeline: ForwardPipeline | None = None,
+) -> Iterator[tuple[np.ndarray, Batch, Array | None]]:  # fmt: skip
     """Yield the rows of the batches `first`, `first + each`, …, the batches, and outputs in evaluation mode."""
+    if pipeline is not None and shape["stateful"]:
+        raise OptionError("States are carried on one rank", expected="stateful=False", got="stages on several ranks")
     carried = CarriedState(model) if shape["stateful"] else None
     with evaluation(model):
         for source, indices in in_order(data, shape["batch_size"], first, each):
             batch = with_state(batch_of(source, indices, model), carried)
+            if pipeline is not None:
+                yield indices, batch, pipeline.run(batch)
+                continue
             with inference_mode(), carried or contextlib.nullcontext():
                 prediction, _ = forward_of(model, batch[0], **options_of(batch))
             yield indices, batch, prediction

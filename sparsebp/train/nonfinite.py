@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core import backend
+from sparsebp.core.absent import held
 from sparsebp.core.check import Array
 from sparsebp.core.errors import NonFiniteError
 from sparsebp.runtime.actions import Batch, options_of
 
 
 def nonfinite(arrays: Mapping[str, Array]) -> list[str]:
-    """Return the names of the arrays that hold a NaN or an infinity."""
-    return [name for name, array in arrays.items() if not bool(backend.namespace(array).isfinite(array).all())]
+    """Return the names of the arrays, of those that are on this rank, that hold a NaN or an infinity."""
+    return [name for name, array in held(arrays).items() if not bool(backend.namespace(array).isfinite(array).all())]
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def cause(model: Any, batch: Batch, prediction: Array | None) -> str:
 
 def _first_layer(model: Any, batch: Batch) -> str:
     """Run the batch again and return the name of the innermost layer whose output is the first not to be finite."""
-    if not hasattr(model, "modules"):
+    if not hasattr(model, "modules") or len(held(model.parameters())) < len(model.parameters()):
         return "the model"
     names: list[str] = []
     watched: list[Any] = []

@@ -15,6 +15,7 @@ from sparsebp.runtime.actions import buffers_of, trained_parameters
 from sparsebp.runtime.agreement import check_same, checksums, collective_call, exchange, names_of_groups, options_of
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.files import to_csv
+from sparsebp.train.by_stage import Holders, deliver
 from sparsebp.train.callbacks import Callback
 from sparsebp.train.identity import options_given, samples_of, weights_of
 from sparsebp.train.state import TrainingState, generators_of
@@ -22,8 +23,10 @@ from sparsebp.train.state import TrainingState, generators_of
 # What the other ranks take over from rank 0.
 
 
-def notify_on_rank_0(run: TrainingState, event: str, tell: Callable[[], None]) -> None:
+def notify_on_rank_0(run: TrainingState, event: str, tell: Callable[[], None], holders: Holders | None = None) -> None:
     """Tell the callbacks of rank 0 of an event, and give all ranks their changes.
+
+    Where ranks hold different parameters, `holders` says which, and rank 0 has all for now.
 
     Callbacks may change parameters, running statistics and the optimizer's options, and draw from random generators.
     All ranks call this together where a callback looks at the model.
@@ -58,7 +61,10 @@ def notify_on_rank_0(run: TrainingState, event: str, tell: Callable[[], None]) -
     names, options, states = transport.broadcast(changed)
     for name, state in states.items():
         generators[name].bit_generator.state = state
-    exchange(transport, {name: (0, arrays[name]) for name in names})
+    everywhere = [name for name in names if holders is None or name not in run.model.parameters()]
+    exchange(transport, {name: (0, arrays[name]) for name in everywhere})
+    if holders is not None:
+        deliver(run, holders, [name for name in names if name not in everywhere])
     if options is not None:
         for group, values in zip(getattr(run.optimizer, "param_groups", ()), options, strict=False):
             group.update(values)
@@ -108,7 +114,8 @@ def _facts(run: TrainingState, dataset: Any, validation: Any) -> dict[str, Any]:
     """Return the values that all ranks must share, by their names in messages."""
     parameters, optimizer = run.model.parameters(), run.optimizer
     facts = {
-        "accumulate": run.accumulate, "sharded": run.sharded, "fusion": run.fusion,
+        "accumulate": run.accumulate, "sharded": run.sharded,
+        "replicas": 1 if run.replica_ranks is None else run.replica_ranks.size, "fusion": run.fusion,
         "clip_norm": run.clip_norm, "config": run.config, "the schedule": _order_of(run.schedule),
         "checkpoint_dir": "none" if run.checkpoint_dir is None else "a folder",
         "checkpoint_every": run.checkpoint_every, "the model": type(run.model).__name__,
@@ -123,7 +130,9 @@ def _facts(run: TrainingState, dataset: Any, validation: Any) -> dict[str, Any]:
     layers = dict(run.model.modules()) if hasattr(run.model, "modules") else {}
     facts |= {f"the layer {name or 'that is the model'}": _described(layer) for name, layer in layers.items()}
     buffers = buffers_of(run.model)
-    if not run.sharded:
+    if run.apart:
+        parameters = {}
+    elif not run.sharded:
         kept = getattr(optimizer, "buffers", {})
         state = {f"{kind} of {name}": array for kind, arrays in kept.items() for name, array in arrays.items()}
         facts |= checksums(state, "the optimizer's")

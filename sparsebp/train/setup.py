@@ -7,6 +7,7 @@ import os
 import zlib
 from typing import Any, get_args
 
+from sparsebp.comm.group import GroupTransport
 from sparsebp.comm.transport import Transport, check_transport
 from sparsebp.core.check import check_choice, check_integer, check_sequence, did_you_mean, shown
 from sparsebp.core.errors import OptionError
@@ -15,7 +16,8 @@ from sparsebp.optim import Predictor
 from sparsebp.optim.lr_schedules import ChainedScheduler, ReduceLROnPlateau, with_parts
 from sparsebp.runtime.actions import Observer, Stages
 from sparsebp.runtime.executor import Executor, PlainExecutor
-from sparsebp.runtime.pipeline import PipelineExecutor
+from sparsebp.runtime.grid import GridExecutor
+from sparsebp.runtime.pipeline import PipelineExecutor, check_fits_ranks, own_stages
 from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
 from sparsebp.runtime.search import SCHEDULE_NAME, OutOfOrderExecutor
 from sparsebp.schedule import Schedule
@@ -146,6 +148,27 @@ def check_ranks(schedule: Any, transport: Transport | None) -> None:
                           remedy="Pass schedule='1f1b', say, or start one process")  # fmt: skip
 
 
+def check_replicas(
+    replicas: Any, schedule: Any, transport: Transport | None
+) -> tuple[Transport | None, Transport | None]:
+    """Return the transport of this rank's pipeline, and the one between its replicas; None if there are none."""
+    replicas = check_integer("replicas", replicas, 1)
+    if replicas == 1:
+        return transport, None
+    pipelines = not isinstance(schedule, str) or schedule not in ("conventional", "ooo", REPLICAS, FIRST_K)
+    if transport is None or not pipelines:
+        raise OptionError("replicas are of pipelines", expected="a transport, and schedule='1f1b' or another pipeline",
+                          got=f"schedule={schedule!r}" + " and no transport" * (transport is None),
+                          remedy="Use schedule='data-parallel' for replicas that have all stages")  # fmt: skip
+    if transport.size % replicas:
+        raise OptionError("The ranks cannot be divided into pipelines", expected=f"a multiple of {replicas} ranks",
+                          got=transport.size, remedy="Start another number of ranks")  # fmt: skip
+    size = transport.size // replicas
+    first = transport.rank // size * size
+    return (GroupTransport(transport, range(first, first + size)),
+            GroupTransport(transport, range(transport.rank % size, transport.size, size)))  # fmt: skip
+
+
 def schedule_of(
     stages: Stages, fusion: Fusion, accumulate: int, schedule: str | os.PathLike[str] | Schedule, ranks: int = 1
 ) -> Schedule:  # fmt: skip
@@ -182,9 +205,21 @@ def _is_of(schedule: Schedule, stages: Stages) -> bool:
     return (len(stages), 1, stages.unweighted) == (graph.stages, graph.microbatches, graph.unweighted)
 
 
+def stages_by_rank(run: TrainingState, stages: Stages) -> list[list[int]]:
+    """Return the stages that every rank runs."""
+    transport, everything = run.pipeline_ranks, list(range(len(stages)))
+    if run.transport is None or transport is None or run.transport.size == 1 or run.schedule in (REPLICAS, FIRST_K):
+        return [everything] * (1 if transport is None else transport.size)
+    schedule = schedule_of(stages, run.fusion, run.accumulate, run.schedule, transport.size)
+    if schedule.graph.synchronised:
+        return [everything] * transport.size
+    check_fits_ranks(schedule, stages, transport, predicts=run.predictor is not None)
+    return [own_stages(schedule, rank % transport.size) for rank in range(run.transport.size)]
+
+
 def executor_of(run: TrainingState, stages: Stages, observer: Observer) -> Executor:
     """Return the executor of a training's steps, by the schedule that its options name."""
-    parts, transport = (run.model, run.loss, run.optimizer), run.transport
+    parts, transport = (run.model, run.loss, run.optimizer), run.pipeline_ranks
     clips: dict[str, Any] = {"clip_norm": run.clip_norm, "observer": observer}
     if transport is not None and run.schedule == FIRST_K:
         _check_heeded(run, replicas=True, asynchronous=False)
@@ -196,7 +231,13 @@ def executor_of(run: TrainingState, stages: Stages, observer: Observer) -> Execu
     schedule = found or schedule_of(stages, run.fusion, run.accumulate, run.schedule, ranks)
     graph = schedule.graph
     if transport is not None:
-        _check_heeded(run, replicas=graph.synchronised, asynchronous=graph.updates == "microbatch")
+        _check_heeded(
+            run,
+            replicas=graph.synchronised or run.replica_ranks is not None,
+            asynchronous=graph.updates == "microbatch",
+        )
+    if transport is not None and run.replica_ranks is not None:
+        return GridExecutor(*parts, schedule, transport, run.replica_ranks, **clips, sharded=run.sharded)
     if transport is None or (transport.size == 1 and graph.updates == "step" and not graph.synchronised):
         return PlainExecutor(*parts, schedule, **clips, graph=run.graph)
     if graph.synchronised:
@@ -207,7 +248,7 @@ def executor_of(run: TrainingState, stages: Stages, observer: Observer) -> Execu
 def _check_heeded(run: TrainingState, *, replicas: bool, asynchronous: bool) -> None:
     """Refuse options that a schedule of this kind ignores."""
     for wrong, name, expected in (
-        (run.sharded and not replicas, "sharded", "schedule='data-parallel' or 'reverse-first-k'"),
+        (run.sharded and not replicas, "sharded", "schedule='data-parallel' or 'reverse-first-k', or replicas="),
         (run.note is not None and not asynchronous, "note", "an asynchronous pipeline, as schedule='pipedream'"),
         (run.predictor is not None and not asynchronous, "predictor", "schedule='dualpipe-2018'"),
     ):

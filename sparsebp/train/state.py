@@ -48,6 +48,8 @@ class TrainingState:
     checkpoint_every: int | None = None
     config: dict[str, Any] = field(default_factory=dict)
     transport: Transport | None = None
+    pipeline_ranks: Transport | None = None  # between the ranks of one pipeline; without replicas all
+    replica_ranks: Transport | None = None  # between those with the same stages; None without replicas of pipelines
     sharded: bool = False
     predictor: Predictor | None = None
     note: Note | None = None
@@ -70,6 +72,7 @@ class TrainingState:
     validates: bool = False  # whether there is a validation set
     replaces: bool = False  # whether files of an earlier run may be replaced
     has_steps: bool = True  # whether any step may be taken, and so any file be written
+    apart: bool = False  # whether ranks hold different parameters
     # With ranks: the events at which callbacks of rank 0 look at the model.
     seen_on_rank_0: frozenset[str] | None = None
 
@@ -77,6 +80,11 @@ class TrainingState:
     def leads(self) -> bool:
         """Whether this rank runs callbacks and writes files."""
         return self.transport is None or self.transport.rank == 0
+
+    @property
+    def in_first_pipeline(self) -> bool:
+        """Whether this rank's pipeline is the one of rank 0."""
+        return self.replica_ranks is None or self.replica_ranks.rank == 0
 
     def sees(self, event: str) -> bool:
         """Whether a callback (of rank 0, if there are several) looks at the model at this event."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -10,24 +11,36 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sparsebp.comm.transport import Transport, check_callable
+from sparsebp.core.absent import is_absent
 from sparsebp.core.check import Array, Seed, check_flag, check_integer, check_positive
 from sparsebp.core.errors import OptionError
 from sparsebp.core.files import kept_path
 from sparsebp.core.reprs import call_text, nested
 from sparsebp.data.dataset import Dataset, epoch_order
+from sparsebp.nn.deferred import absent_in
 from sparsebp.nn.recurrent.carried import CarriedState
 from sparsebp.optim import Predictor
 from sparsebp.optim.lr_schedules import EpochLoss, reads_model, takes_metric
-from sparsebp.runtime.actions import check_even, trained_parameters
+from sparsebp.runtime.actions import Stages, check_even, trained_parameters
 from sparsebp.runtime.agreement import collective_call
-from sparsebp.runtime.pipeline import Note
+from sparsebp.runtime.forward import ForwardPipeline
+from sparsebp.runtime.pipeline import Note, forget_initial_values, hold_stages
 from sparsebp.runtime.search import MEMORY_RATIO
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import Fusion
 from sparsebp.train.batches import as_dataset, origin_of, shape_of, share_of, steps_of, with_state
+from sparsebp.train.by_stage import Holders, gathered, receive_checkpoint, save_by_stage, whole_on_rank_0
 from sparsebp.train.callbacks import Callback, RunInfo, progress_of
-from sparsebp.train.checkpoint import checked_config, load_checkpoint, pack, restore, save_checkpoint
-from sparsebp.train.evaluation import Metric, check_metrics, evaluation_batches, predictions, scores_of, whole_set
+from sparsebp.train.checkpoint import checked_config, live_state, open_checkpoint, pack, restore, save_checkpoint
+from sparsebp.train.evaluation import (
+    Metric,
+    Scores,
+    check_metrics,
+    evaluation_batches,
+    predictions,
+    scores_of,
+    whole_set,
+)
 from sparsebp.train.folder import run_folder
 from sparsebp.train.history import EpochRecord, Evaluation, History
 from sparsebp.train.identity import fingerprint, options_given
@@ -41,8 +54,10 @@ from sparsebp.train.setup import (
     check_parts,
     check_predictor,
     check_ranks,
+    check_replicas,
     check_schedule,
     scheduler_of,
+    stages_by_rank,
     staleness,
 )
 from sparsebp.train.state import BEST_NAME, FILE_NAME, TrainingState, training
@@ -62,8 +77,8 @@ class Trainer(TrainingState):
         A layer (`sparsebp.nn.Layer`).
     loss
         ``forward(prediction, target) -> (value, saved)``, a mean over the batch, and ``input_grad(saved)``. What the
-        mean divides by is ``count(target)``; a loss without it divides by the number of samples. Everything that
-        averages (micro-batches, ranks, epochs, `evaluate`) weights means by these counts.
+        mean divides by is ``count(target)``. Everything that averages (micro-batches, ranks, epochs, `evaluate`)
+        weights means by these counts. A loss without it trains whole batches on one worker; `evaluate` counts samples.
     optimizer
         ``begin()``, ``lr``, ``state_dict``, ``load_state_dict``, as `sparsebp.optim.Optimizer` has them; built on
         ``model.parameters()`` or a part of them. The others stay as they are. A layer without trained parameters, and
@@ -119,8 +134,14 @@ class Trainer(TrainingState):
         (``"1f1b"``, ``"gpipe"``, ``"zb-v"``, ``"pipedream"``, …), which makes it for the model's stages and
         `accumulate` micro-batches; or ``"data-parallel"``: every rank has a share of each step's samples; or
         ``"reverse-first-k"``: the same, with the most urgent sums first.
+    replicas
+        How many pipelines of the schedule there are, each with an equal share of every micro-batch; their number
+        divides that of the ranks. Ranks ``[0, n)`` are the first pipeline, of n = ranks ÷ replicas stages, ``[n, 2n)``
+        the second, and so on. Gradients are summed over the pipelines while they still run backward, see
+        `sparsebp.runtime.grid.GridExecutor`. For a synchronous schedule of a pipeline.
     sharded
-        With data-parallel replicas: whether each rank keeps the optimizer's state of its own part only.
+        With data-parallel replicas, or replicas of pipelines: whether each rank keeps the optimizer's state of its own
+        part only.
     predictor, note
         With an asynchronous schedule: predicts the weights that are read; called with how far they were from the later
         ones. See `sparsebp.runtime.pipeline.PipelineExecutor`. The predictor's state is part of checkpoints.
@@ -155,10 +176,17 @@ class Trainer(TrainingState):
     **Several ranks.** Before anything that looks at the model (evaluation, checkpoints, callbacks) and at the end of
     `fit`, the model is brought up to date on all ranks. The history is the same on all, with rank 0's seconds.
     Callbacks run, and checkpoints are written, on rank 0; a checkpoint is of the whole model, and any number of ranks
-    may go on from it. Ranks share the evaluation after an epoch; `evaluate` and `predict` run where they are called. An
-    error before the first step is raised on all ranks, which can go on with another `fit`; a rank that fails later ends
-    the others with `TransportError`. An asynchronous schedule (``"pipedream"``, ``"dualpipe-2018"``) updates after each
-    of the `accumulate` micro-batches; a step's loss and squared norm are their means.
+    may go on from it, also where its layers are grouped into other stages. Ranks share the evaluation after an epoch;
+    `evaluate` and `predict` run where they are called. An error before the first step is raised on all ranks, which can
+    go on with another `fit`; a rank that fails later ends the others with `TransportError`. An asynchronous schedule
+    (``"pipedream"``, ``"dualpipe-2018"``) updates after each of the `accumulate` micro-batches; a step's loss and
+    squared norm are their means.
+
+    **A pipeline with the memory of its stages.** If the model was built within `sparsebp.nn.deferred_init`, a rank of a
+    pipeline makes and keeps the parameters, gradients and optimizer state of its own stages alone. Rank 0 writes a
+    checkpoint array by array, as the others send them; evaluations, `evaluate` and `predict` run through the pipeline,
+    on all ranks together, which all get the result. Rank 0 gathers the whole model for callbacks that look at it
+    (``reads_model``), and `gather_model` returns it there.
 
     `fit` switches a model that is in evaluation mode as a whole to training; in one that is in training mode, layers in
     evaluation (``model[1].eval()``) stay so. All modes are restored afterwards.
@@ -184,6 +212,7 @@ class Trainer(TrainingState):
         rng: Seed = None,
         config: Mapping[str, Any] | None = None,
         transport: Transport | None = None,
+        replicas: int = 1,
         sharded: bool = False,
         predictor: Predictor | None = None,
         note: Note | None = None,
@@ -197,6 +226,7 @@ class Trainer(TrainingState):
             checkpoint_every = check_integer("checkpoint_every", checkpoint_every, 1)
         check_schedule(fusion, accumulate, schedule, clip_norm)
         check_ranks(schedule, transport)
+        pipeline_ranks, replica_ranks = check_replicas(replicas, schedule, transport)
         named = isinstance(schedule, Schedule) or schedule in SCHEDULES
         if transport is None and (sharded or predictor is not None or note is not None):
             raise OptionError("sharded, predictor and note are for several ranks", expected="transport=",
@@ -213,11 +243,13 @@ class Trainer(TrainingState):
             callbacks=tuple(callbacks),
             checkpoint_dir=None if checkpoint_dir is None else kept_path("checkpoint_dir", checkpoint_dir),
             checkpoint_every=checkpoint_every, config=checked_config(config or {}), transport=transport,
+            pipeline_ranks=pipeline_ranks, replica_ranks=replica_ranks,
             sharded=check_flag("sharded", sharded), predictor=predictor, note=note,
             seed=int(np.random.default_rng(rng).integers(2**32)) if drawn else check_integer("rng", rng, 0),
             seed_given=not drawn,
         )  # fmt: skip
         self._runner: Runner | None = None
+        self._pipeline: tuple[Holders, ForwardPipeline] | None = None  # where ranks hold different parameters
         self._validation: dict[str, Any] = {}  # how batches of the validation set are made
         self._options_left: dict[str, Any] | None = None  # the options as the last fit has left them
         self._progress: tuple[Callback, ...] = ()
@@ -335,6 +367,7 @@ class Trainer(TrainingState):
                 agree(self, shape | {"epochs": epochs, "resume": resume, "overwrite": overwrite,
                       "validation samples": held, "validation_batch_size": validation_batch_size,
                       "metrics": list(self.metrics)}, training_set, held_out)  # fmt: skip
+            self._hold()
             folder, self.has_steps = self.checkpoint_dir if self.leads else None, epochs > 0
             with run_folder(folder, resume=resume, overwrite=overwrite, writes=self.has_steps), training(self.model):
                 collective_call(self.transport, lambda: self._describe(training_set, held_out))
@@ -342,6 +375,50 @@ class Trainer(TrainingState):
                     return self._fit(training_set, held_out, epochs, shape, resume, overwrite)
                 finally:
                     self._options_left = options_given(self)
+
+    def _lacks(self) -> bool:
+        return hasattr(self.model, "modules") and bool(absent_in([self.model]))
+
+    def _hold(self) -> None:
+        """Make the parameters that this rank holds of a model that was built without memory; all ranks call it."""
+        transport, lacks = self.transport, self._lacks()
+        self.apart = lacks if transport is None else any(transport.share(lacks))
+        if not self.apart:
+            self._pipeline = None
+            return
+        stages = Stages(self.model, trained_parameters(self.model, self.optimizer))
+        by_rank = collective_call(transport, lambda: stages_by_rank(self, stages))
+        own = by_rank[0 if transport is None else transport.rank]
+        collective_call(transport, lambda: hold_stages(stages, self.optimizer, own))
+        self.apart = len(set(map(tuple, by_rank))) > 1
+        if self.pipeline_ranks is not None and self.apart and self._pipeline is None:
+            by_rank = by_rank[: self.pipeline_ranks.size]
+            ranks = [[rank for rank, some in enumerate(by_rank) if number in some] for number in range(len(stages))]
+            stages = Stages(self.model, trained_parameters(self.model, self.optimizer))
+            self._pipeline = (
+                Holders(stages, ranks), ForwardPipeline(stages, [some[0] for some in ranks], self.pipeline_ranks)
+            )  # fmt: skip
+
+    @property
+    def _holders(self) -> Holders | None:
+        return None if self._pipeline is None else self._pipeline[0]
+
+    def gather_model(self) -> dict[str, Any] | None:
+        """Return the state of the whole model on rank 0, as ``model.state_dict()``, None elsewhere; all ranks call it.
+
+        It has the memory of the whole model. Of ranks that hold their own stages alone it is the one place where all
+        parameters meet: load it into a model that was built without `sparsebp.nn.deferred_init`.
+        """
+        self._hold()
+        self._flush()
+        holders = self._holders
+        if holders is None:
+            return dict(self.model.state_dict()) if self.leads else None
+        found = gathered(self, holders, holders.entries(self, optimizer=False))
+        if not self.leads:
+            return None
+        return {name: found.get(f"model.{name}", array) if is_absent(array) else array.copy()
+                for name, array in live_state(self.model).items()}  # fmt: skip
 
     def _describe(self, dataset: Dataset | Loader, validation: Dataset | Loader | None) -> None:
         """Note what checkpoints say of the run: its options, as they were given, and its data."""
@@ -488,8 +565,13 @@ class Trainer(TrainingState):
         """
         data = as_dataset(dataset, self.model, lengths)
         shape = evaluation_batches(data, batch_size, stateful)
+        if self.apart or self._lacks():
+            self._hold()
         self._flush()
-        return whole_set(self, scores_of(self, data, shape, "the data set"))
+        if self._pipeline is None:
+            return whole_set(self, scores_of(self, data, shape, "the data set"))
+        with aborting_others(self.transport):
+            return whole_set(self, self._scores(data, shape, "the data set"))
 
     def predict(
         self, x: Any, *, batch_size: int | None = None, lengths: Any = None, stateful: bool = False
@@ -521,8 +603,21 @@ class Trainer(TrainingState):
         """
         data = as_dataset(x, self.model, lengths, targets=False)
         shape = evaluation_batches(data, batch_size, stateful)
+        if self.apart or self._lacks():
+            self._hold()
         self._flush()
-        return predictions(self.model, data, shape)
+        if self._pipeline is None or self.pipeline_ranks is None:
+            return predictions(self.model, data, shape)
+        pipeline = self._pipeline[1]
+        with aborting_others(self.transport):
+            return self.pipeline_ranks.broadcast(predictions(self.model, data, shape, pipeline), pipeline.last)
+
+    def _scores(self, data: Dataset | Loader, shape: dict[str, Any], name: str) -> list[Scores]:
+        """Return the numbers of all batches, on all ranks, which run their own stages of each."""
+        pipeline: Any = self._pipeline and self._pipeline[1]
+        own = scores_of(self, data, shape, name, pipeline=pipeline)
+        found: list[Scores] = self.pipeline_ranks.broadcast(own, pipeline.last)  # type: ignore[union-attr]
+        return found
 
     def _run_epoch(
         self, runner: Runner, dataset: Dataset | Loader, validation: Dataset | Loader | None, epoch: int, first: int,
@@ -557,6 +652,11 @@ class Trainer(TrainingState):
         self._tell("validation_start")
         rank, size = (0, 1) if self.transport is None else (self.transport.rank, self.transport.size)
         size = 1 if isinstance(validation, Loader) else size
+        if self._pipeline is not None:
+            scores = self._scores(validation, self._validation, "the validation set")
+            result = collective_call(self.transport, lambda: whole_set(self, scores))
+            self._tell("validation_end")
+            return result
         own = scores_of(self, validation, self._validation, "the validation set", rank, size) if rank < size else []
         if self.transport is None:
             result = whole_set(self, own)
@@ -590,16 +690,19 @@ class Trainer(TrainingState):
         """Load the folder's checkpoint, if there is one, and return the epoch and the batch to go on with."""
         folder = self.checkpoint_dir
         path = None if folder is None or not self.leads else folder / FILE_NAME
-        checkpoint = collective_call(
-            self.transport, lambda: load_checkpoint(path) if path is not None and path.exists() else None
-        )
-        if self.transport is not None:
-            checkpoint = self.transport.broadcast(checkpoint)
+        with contextlib.ExitStack() as stack:
+            file = collective_call(
+                self.transport,
+                lambda: stack.enter_context(open_checkpoint(path)) if path is not None and path.exists() else None,
+            )
+            checkpoint = receive_checkpoint(self, file)
         if checkpoint is None or folder is None:
             return None
         at: tuple[int, int] = collective_call(
             self.transport, lambda: restore(self, checkpoint, shape, folder / FILE_NAME)
         )
+        if self.apart:
+            forget_initial_values(self.model)
         self.saved, self.position = self.history.steps, dict(checkpoint.state["position"])
         return at
 
@@ -619,7 +722,9 @@ class Trainer(TrainingState):
             return
         self._check_parameters(epoch)
         path = self.checkpoint_dir / FILE_NAME
-        if self.leads:  # the other ranks keep track of `saved` as well
+        if self._holders is not None:
+            save_by_stage(self, self._holders, path)
+        elif self.leads:  # the other ranks keep track of `saved` as well
             save_checkpoint(path, pack(self))
         self.saved = self.history.steps
         self._tell("checkpoint", path)
@@ -635,11 +740,14 @@ class Trainer(TrainingState):
             self._runner.flush(wait=wait)
 
     def _tell(self, event: str, *args: Any) -> None:
-        if self.sees(event) and self._runner is not None:
+        sees = self.sees(event) and self._runner is not None
+        if sees and self._runner is not None:
             self._runner.gather_state()
 
         def tell() -> None:
             for callback in (*self._progress, *self.callbacks) if self.leads else ():
                 getattr(callback, f"on_{event}")(*args)
 
-        notify_on_rank_0(self, event, tell)
+        holders = self._holders if sees else None
+        with whole_on_rank_0(self, holders):
+            notify_on_rank_0(self, event, tell, holders)

@@ -14,8 +14,10 @@ from mpi import on_ranks, shared_folder
 from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.comm.transport import Transport
+from sparsebp.core.absent import is_absent
 from sparsebp.core.errors import NonFiniteError, OptionError
 from sparsebp.train import Callback, Trainer
+from sparsebp.train.checkpoint import live_state
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 SIZES = [3, 2, 3, 1]
@@ -98,6 +100,34 @@ def a_trainer_has_one_history_and_goes_on_from_its_checkpoint(transport: Transpo
             alone, _ = fit(None, resume=True, checkpoint_dir=folder)
             assert alone.loss == history.loss
         transport.barrier()
+
+
+def by_stage(transport: Transport | None, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Train a model of which each rank makes and holds its own stages; return the history and what the rank holds."""
+    with nn.deferred_init():
+        model = p.mlp()
+    optimizer = optim.Adam(model.parameters(), lr=0.01)
+    how = {"epochs": options.pop("epochs", 2), "resume": options.pop("resume", False)}
+    options = ({} if transport is None else {"transport": transport, "schedule": "1f1b"}) | options
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, accumulate=2, rng=5, **options)
+    history = trainer.fit(images(), batch_size=8, validation=images(9), **how)
+    assert trainer.evaluate(images(9)).loss == history.epochs[-1].validation_loss
+    return history, {name: array for name, array in live_state(model).items() if not is_absent(array)}
+
+
+@on_ranks(2, 4)
+def ranks_hold_their_own_stages(transport: Transport) -> None:
+    """Four also as two pipelines of two; both go on from each other's checkpoint."""
+    wanted, whole = by_stage(None)
+    for replicas in {1, transport.size // 2}:
+        history, state = by_stage(transport, replicas=replicas)
+        np.testing.assert_allclose(history.loss, wanted.loss, **TIGHT)
+        orders.assert_close(state, {name: whole[name] for name in state}, **TIGHT)
+        with shared_folder(transport) as folder:
+            by_stage(transport, epochs=1, checkpoint_dir=folder)
+            again, _ = by_stage(transport, resume=True, checkpoint_dir=folder, replicas=replicas)
+            np.testing.assert_allclose(again.loss, wanted.loss, **TIGHT)
+            transport.barrier()
 
 
 class Fails(Callback):

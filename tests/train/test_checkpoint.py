@@ -79,7 +79,7 @@ BFLOAT = json.dumps({"a": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]
         b"", b"hello", b"\x00" * 100, b"PK\x03\x04" + b"a" * 200, b"\xff" * 64,
         len(BFLOAT).to_bytes(8, "little") + BFLOAT + bytes(4),  # a dtype that NumPy does not have
     )),
-    (save({"w": np.zeros(3, np.float32)}), "not written by sparsebp"), (file_of("{}", version="2"), "version"),
+    (save({"w": np.zeros(3, np.float32)}), "not written by sparsebp"), (file_of("{}", version="3"), "version"),
     *((file_of(text), "no state") for text in ("", "{", "[" * 100_000, "1" * 5000, "[]", "3", "null", '"x"')),
 ])  # fmt: skip
 def test_not_a_checkpoint(path, content, said):

@@ -174,22 +174,32 @@ class CountedMSE(MaskedMSE):
         return (~np.isnan(target)).sum()
 
 
-@pytest.mark.parametrize("loss", [MaskedMSE, CountedMSE])
-def test_a_loss_of_the_users(loss):
-    """It counts samples, or what it says."""
+def test_a_loss_of_the_users_says_what_it_counts():
+    """Or no step is split: weighted by samples, gradients would be wrong in silence."""
     g = np.random.default_rng(0)
     x, target = g.standard_normal((8, 3)), g.standard_normal((8, 2))
     target[1:4] = np.nan
 
-    def run(batches):
-        ours = nn.Linear(3, 2, rng=0, dtype=float)
-        trainer = Trainer(ours, loss(), optim.SGD(ours.parameters(), lr=0.1), accumulate=batches, rng=0)
-        before, _ = trainer.evaluate((x, target), batch_size=8 // batches)
-        return before, trainer.fit((x, target), epochs=1, batch_size=8, shuffle=False).loss[0], ours.params["weight"]
+    def run(transport, loss, micro=1, **options):
+        ours = nn.Sequential(nn.Linear(3, 4, rng=0, dtype=float), nn.Linear(4, 2, rng=1, dtype=float))
+        trainer = Trainer(ours, loss(), optim.SGD(ours.parameters(), lr=0.1), accumulate=micro, rng=0,
+                          transport=transport, **options)  # fmt: skip
+        trainer.fit((x, target), epochs=1, batch_size=8, shuffle=False)
+        return ours.state_dict()
 
-    whole, parts = run(1), run(2)
-    for one, other in zip(whole, parts, strict=True):
-        assert np.allclose(one, other, rtol=1e-12) == (loss is CountedMSE)
+    whole = run(None, MaskedMSE)
+    cases = [(1, 2, {}), (2, 2, {"schedule": "1f1b"}), (2, 1, {"schedule": "data-parallel"})]
+    for ranks, micro, options in cases:
+
+        def on(loss, ranks=ranks, micro=micro, options=options):
+            if ranks == 1:
+                return run(None, loss, micro)
+            return run_ranks(ranks, lambda transport: run(transport, loss, micro, **options))[0]
+
+        for name, array in on(CountedMSE).items():
+            np.testing.assert_allclose(array, whole[name], rtol=1e-12)
+        with pytest.raises(OptionError, match=r"MaskedMSE.count\(target\)"):
+            on(MaskedMSE)
 
 
 def test_what_a_target_counts():
