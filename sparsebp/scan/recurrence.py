@@ -74,7 +74,7 @@ def linear_recurrence(
     array([1.   , 1.5  , 1.75 , 1.875])
     """
     xp = _check(a, ("b", b), h0)
-    reverse, steps_of = check_flag("reverse", reverse), lengths_on(xp, lengths, b.shape)
+    reverse, steps_of = check_flag("reverse", reverse), _lengths(lengths, b.shape, xp)
     h = host_pool.empty(xp, b.shape, b.dtype)
     factors, terms, start = _reals(a), _reals(b), _reals(_start(h0, b, xp))
     pairs = b.dtype.kind == "c"
@@ -108,7 +108,7 @@ def linear_recurrence_vjp(
         As `linear_recurrence`.
     """
     xp = _check(a, ("h", h), h0, ("grad_h", grad_h))
-    reverse, steps_of = check_flag("reverse", reverse), lengths_on(xp, lengths, h.shape)
+    reverse, steps_of = check_flag("reverse", reverse), _lengths(lengths, h.shape, xp)
     grad_a = host_pool.empty(xp, (len(a), *h.shape[1:]), h.dtype)
     grad_b, grad_h0 = host_pool.empty(xp, h.shape, h.dtype), host_pool.empty(xp, h.shape[1:], h.dtype)
     given = (_reals(array) for array in (a, h, grad_h, _start(h0, h, xp)))
@@ -139,7 +139,7 @@ def _check(a: Array, full: tuple[str, Array], h0: Array | None, *others: tuple[s
     return xp
 
 
-def lengths_on(xp: ModuleType, lengths: Any, shape: tuple[int, ...]) -> Array | None:
+def _lengths(lengths: Any, shape: tuple[int, ...], xp: ModuleType) -> Array | None:
     """Return the lengths as int64 where the arrays are, after checking them."""
     if lengths is None:
         return None
