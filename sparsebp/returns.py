@@ -216,7 +216,7 @@ def ewm(
     there = ~xp.isnan(values)
     before = _latest(xp, xp.where(there, time, -1), dim)  # the last value's step before each step
     gaps = xp.where(there, 1 if ignore_na else time - before, 0)
-    decay, values, one = (1 - alpha) ** _as(values, gaps), xp.where(there, values, 0), xp.ones_like(values)
+    decay, values, one = _powers(1 - alpha, gaps, values), xp.where(there, values, 0), xp.ones_like(values)
     seen = there | (before >= 0)
     if adjust:
         weights = _run(decay, xp.where(there, one, 0), None, dim)
@@ -344,6 +344,14 @@ def _sums_of_weights(alpha: float, steps: int) -> np.ndarray:
     found = np.full(steps, 1 / alpha)
     found[:until] *= -np.expm1(log * np.arange(1, until + 1))
     return found
+
+
+def _powers(base: float, exponents: Any, like: Any) -> Any:
+    """Return powers of a number, whose exponents are integers from 0, in the dtype of `like`."""
+    if _is_tensor(like):
+        return base ** _as(like, exponents)
+    table = base ** np.arange(exponents.max(initial=0) + 1.0)  # a power takes ten times as long as its place in a table
+    return table.astype(like.dtype)[exponents]
 
 
 def _may_have_gaps(xp: Any, values: Any) -> bool:
