@@ -206,7 +206,10 @@ def _compute_vjp(
 
 
 def _array(tensor: Tensor | None) -> Any:
-    return None if tensor is None else to_array(tensor.resolve_conj())
+    """Return a tensor as an array; on the CPU with the strides that it has."""
+    if tensor is None:
+        return None
+    return to_array(tensor.resolve_conj()) if tensor.is_cuda else tensor.resolve_conj().numpy(force=True)
 
 
 @torch.library.register_fake("sparsebp::linear_recurrence")
