@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         optim,
         patterns,
         products,
+        returns,
         runtime,
         scan,
         schedule,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from sparsebp.nn import prune, value_and_grad
     from sparsebp.patterns import SparsityPattern
     from sparsebp.products import FactorPlan, ProductPlan, plan_assembly, plan_factor, plan_product
+    from sparsebp.returns import ewm, gae, td_lambda, vtrace
     from sparsebp.runtime.launch import connect
     from sparsebp.scan import (
         ScanPlan,
@@ -48,8 +50,8 @@ if TYPE_CHECKING:
     from sparsebp.train import verify
 
 _ROOMS = (
-    "analysis", "data", "interop", "jacobians", "models", "nn", "optim", "patterns", "products", "runtime", "scan",
-    "schedule", "solvers", "train",
+    "analysis", "data", "interop", "jacobians", "models", "nn", "optim", "patterns", "products", "returns", "runtime",
+    "scan", "schedule", "solvers", "train",
 )  # fmt: skip
 _MODULES = {
     **{name: f"sparsebp.{name}" for name in _ROOMS},
@@ -66,6 +68,7 @@ _HOMES = {
     "sparsebp.nn": ("prune", "value_and_grad"),
     "sparsebp.patterns": ("SparsityPattern",),
     "sparsebp.products": ("FactorPlan", "ProductPlan", "plan_assembly", "plan_factor", "plan_product"),
+    "sparsebp.returns": ("ewm", "gae", "td_lambda", "vtrace"),
     "sparsebp.runtime.launch": ("connect",),
     "sparsebp.scan": (
         "ScanPlan", "linear_recurrence", "linear_recurrence_vjp", "plan_scan", "selective_scan", "selective_scan_vjp",
@@ -75,11 +78,11 @@ _HOMES = {
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "FactorPlan", "ProductPlan", "ScanPlan", "SparsityPattern", "TransposedJacobian", "__version__", "analysis",
-    "backend", "connect", "data", "errors", "gradient_flow", "hidden_jacobians", "interop", "jacobian_t",
-    "jacobians", "least_squares", "linear_recurrence", "linear_recurrence_vjp", "lyapunov", "models", "multigrid",
-    "nn", "optim", "patterns", "plan_assembly", "plan_factor", "plan_product", "plan_scan", "products", "prune",
+    "backend", "connect", "data", "errors", "ewm", "gae", "gradient_flow", "hidden_jacobians", "interop", "jacobian_t",
+    "jacobians", "least_squares", "linear_recurrence", "linear_recurrence_vjp", "lyapunov", "models", "multigrid", "nn",
+    "optim", "patterns", "plan_assembly", "plan_factor", "plan_product", "plan_scan", "products", "prune", "returns",
     "run_ranks", "runtime", "scan", "schedule", "selective_scan", "selective_scan_vjp", "solvers", "sparse_hessian",
-    "sparse_jacobian", "threads", "train", "value_and_grad", "verify",
+    "sparse_jacobian", "td_lambda", "threads", "train", "value_and_grad", "verify", "vtrace",
 ]  # fmt: skip
 
 

@@ -5,6 +5,9 @@ reverse; `vmap` gives a kernel all samples at once. On a CPU, XLA calls the kern
 gradients without the interpreter, all others with its lock, and no array is copied for it. Compiled computations keep
 the plans that they use.
 
+Under `jax.pmap` and `jax.shard_map` each device of a host runs its own part; `jax.jit` alone gathers arrays that are
+spread over devices. `custom_calls` is for `jax.export`.
+
 float32, or float64 with JAX's option ``jax_enable_x64``; nothing is converted. Arrays on an accelerator travel to the
 host and back, by `jax.pure_callback`; so do all where JAX's interface for such calls has another version than 0.3 or a
 later 0.x. On one core such callbacks can wait for the thread that dispatches the next call, and that for them. There,
@@ -32,11 +35,11 @@ except ImportError as error:
 if len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)) == 1:
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # JAX's callbacks wait for the only thread, for ever
 
-from sparsebp.jax.recurrence import linear_recurrence
+from sparsebp.jax.recurrence import custom_calls, linear_recurrence
 from sparsebp.jax.selective import selective_scan
 from sparsebp.jax.sparse import product, solve
 
-__all__ = ["linear_recurrence", "product", "selective_scan", "solve"]
+__all__ = ["custom_calls", "linear_recurrence", "product", "selective_scan", "solve"]
 
 
 def __dir__() -> list[str]:

@@ -86,7 +86,7 @@ class Operation:
 
     def __call__(self, *arrays: Any, **options: Any) -> list[Any]:
         """Return the results."""
-        found: list[Any] = self.primitive.bind(*arrays, **options)
+        found: list[Any] = self.primitive.bind(*_alike_on_devices(arrays), **options)
         return found
 
     def jvp(self, rule: Callable[..., Any]) -> None:
@@ -122,11 +122,11 @@ class Operation:
             return lower(context, *operands, **options)
         if self._native is not None:
             native = self._native(context.avals_in[0].dtype, **options)
-            _register(native.name, native.handler)
+            register(native.name, native.handler)
             publish()
             attributes = native.attributes
             return jax.ffi.ffi_lowering(native.name)(context, *operands, **_int64(attributes))
-        _register(_PYTHON, partial(handlers.python_handler, _call))
+        register(_PYTHON, partial(handlers.python_handler, _call))
         given, results = (
             [(a.shape, np.dtype(a.dtype)) for a in avals] for avals in (context.avals_in, context.avals_out)
         )
@@ -169,13 +169,31 @@ class Tangent:
 
     def __call__(self, *arrays: Any, **options: Any) -> list[Any]:
         """Return the results."""
-        found: list[Any] = self.primitive.bind(*arrays, **options)
+        found: list[Any] = self.primitive.bind(*_alike_on_devices(arrays), **options)
         return found
 
     @staticmethod
     def _results(function: Callable[..., list[Any]], *avals: Any, **options: Any) -> list[Any]:
         found = jax.eval_shape(partial(function, **options), *(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in avals))
         return [avals[0].update(shape=result.shape) for result in found]
+
+
+def _alike_on_devices(arrays: Sequence[Any]) -> list[Any]:
+    """Within `jax.shard_map`, return arrays that all differ between devices where one does.
+
+    The transpose of that step sums the gradients of an array that the devices share.
+    """
+    of_each = [_mesh_axes(array) for array in arrays]
+    axes = frozenset().union(*of_each)
+    return [array if own == axes else jax.lax.pcast(array, tuple(sorted(axes - own)), to="varying")
+            for array, own in zip(arrays, of_each, strict=True)]  # fmt: skip
+
+
+def _mesh_axes(array: Any) -> frozenset[str]:
+    """Return the axes of a mesh along which an array differs."""
+    aval: Any = jax.typeof(array)
+    found: frozenset[str] = aval.vma if hasattr(aval, "vma") else aval.manual_axis_type.varying  # before JAX 0.10
+    return found
 
 
 def derivative(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -238,7 +256,8 @@ atexit.register(handlers.close)  # after JAX's, and so called before it
 _registered: set[str] = set()
 
 
-def _register(name: str, handler: Callable[[], int]) -> None:
+def register(name: str, handler: Callable[[], int]) -> None:
+    """Make a handler known to XLA in this process."""
     if name not in _registered:
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler()), platform="cpu")
         _registered.add(name)

@@ -15,7 +15,7 @@ from sparsebp import kernels
 from sparsebp.core.check import check_flag
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.jax.arrays import arrays_of
-from sparsebp.jax.operations import Native, Operation, Shapes, Tangent, derivative, sum_to
+from sparsebp.jax.operations import Native, Operation, Shapes, Tangent, derivative, fits, register, sum_to
 from sparsebp.kernels.host import xla
 
 Shape = tuple[int, ...]
@@ -234,20 +234,58 @@ def _recurrence_jvp(primals: Any, tangents: Any, *, reverse: bool) -> Any:
     return [h], _tangents(a, h, h0, *map(ad.instantiate_zeros, tangents[:3]), *lengths, reverse=reverse)
 
 
-@_gradients.jvp
-@derivative
-def _gradients_again(a: Any, h: Any, gh: Any, h0: Any, *lengths: Any, reverse: bool) -> list[Any]:
-    """Return what `_gradients` does, for derivatives: ``g[t] = conj(a[t+1]) * g[t+1] + gh[t]``."""
-    if len(h) == 0:
-        return [jnp.zeros((len(a), *h.shape[1:]), h.dtype), gh, jnp.zeros_like(h0)]
-    factors = a = jnp.conj(a)
+@_recurrence.transpose
+def _recurrence_transpose(grads: Any, a: Any, b: Any, h0: Any, *lengths: Any, reverse: bool) -> list[Any]:
+    """Return the gradients at b and h0, where these are linear: not conjugated."""
+    if ad.is_undefined_primal(a):
+        raise NotImplementedError("A linear recurrence is not linear in its factors")
+    linear = [ad.is_undefined_primal(x) for x in (b, h0)]
+    if type(grads[0]) is ad.Zero:
+        found: Sequence[Any] = [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in (b, h0)]
+    else:
+        found = _transposed(a, grads[0], lengths, reverse)
+    return [
+        None,
+        *(grad if wanted else None for grad, wanted in zip(found, linear, strict=True)),
+        *[None] * len(lengths),
+    ]
+
+
+def _transposed(a: Any, gh: Any, lengths: Sequence[Any], reverse: bool) -> tuple[Any, Any]:
+    """Return ``g[t] = a[t+1] * g[t+1] + gh[t]``, and what arrives at the initial state."""
+    if len(gh) == 0:
+        return gh, jnp.zeros(gh.shape[1:], gh.dtype)
+    factors = a
     if len(a) > 1:  # those of the step after
         none = jnp.zeros_like(a[:1])
         factors = jnp.concatenate([none, a[:-1]] if reverse else [a[1:], none])
-    (g,) = _recurrence(factors, gh, jnp.zeros_like(h0), *lengths, reverse=not reverse)
+        if lengths and not reverse:  # after a sample's last step there is only padding
+            factors = jnp.where(_within(gh, lengths[0] - 1), factors, 0)
+    (g,) = _recurrence(factors, gh, jnp.zeros(gh.shape[1:], gh.dtype), *lengths, reverse=not reverse)
+    if not lengths:
+        return g, a[-1] * g[-1] if reverse else a[0] * g[0]
+    first = _at(gh, lengths[0] - 1) if reverse else _at(gh, 0) & _within(gh, lengths[0])
+    return g, (jnp.where(first, a, 0) * jnp.where(first, g, 0)).sum(0)
+
+
+@_gradients.jvp
+@derivative
+def _gradients_again(a: Any, h: Any, gh: Any, h0: Any, *lengths: Any, reverse: bool) -> list[Any]:
+    """Return what `_gradients` does, for derivatives."""
+    g, at_h0 = _transposed(jnp.conj(a), gh, lengths, reverse)
     at_a = g * jnp.conj(_before(h, h0, lengths, reverse))
-    if reverse and lengths:
-        at_h0 = jnp.where(_at(h, lengths[0] - 1), a * g, 0).sum(0)
-    else:
-        at_h0 = a[-1] * g[-1] if reverse else a[0] * g[0]
     return [at_a.sum(0, keepdims=True) if len(a) != len(h) else at_a, g, at_h0]
+
+
+def custom_calls() -> list[str]:
+    """Return the names by which exported linear recurrences call their kernels, which this process then knows.
+
+    `jax.export` refuses a function that calls them unless told, for each name, ``disabled_checks=[
+    jax.export.DisabledSafetyCheck.custom_call(name)]``, and a process that calls what was exported has to call this
+    function first. Products, solves and selective scans cannot be exported: they call back into Python.
+    """
+    natives = [handler(np.dtype(real), reverse=False) for handler in (_forward_handler, _backward_handler)
+               for real in ("float32", "float64") if fits()]  # fmt: skip
+    for native in natives:
+        register(native.name, native.handler)
+    return [native.name for native in natives]

@@ -19,14 +19,18 @@ except ImportError as error:
                                  remedy="Install the extra: pip install 'sparsebp[torch]'") from error  # fmt: skip
 
 from sparsebp.torch.dispatch import Outcome, accelerate, explain, restore
+from sparsebp.torch.gated import MinGRU, MinLSTM
+from sparsebp.torch.lru import LRU
 from sparsebp.torch.modules import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
-from sparsebp.torch.recurrences import MinGRU, linear_recurrence
+from sparsebp.torch.recurrences import linear_recurrence
+from sparsebp.torch.selective import selective_scan
 from sparsebp.torch.solves import solve
 from sparsebp.torch.sparse import BatchedCSR, ProductPlan, plan_product, sparse_jacobian
 
 __all__ = [
-    "GRU", "LSTM", "RNN", "BatchedCSR", "GRUCell", "LSTMCell", "MinGRU", "Outcome", "ProductPlan", "RNNCell",
-    "accelerate", "explain", "linear_recurrence", "plan_product", "restore", "solve", "sparse_jacobian",
+    "GRU", "LRU", "LSTM", "RNN", "BatchedCSR", "GRUCell", "LSTMCell", "MinGRU", "MinLSTM", "Outcome", "ProductPlan",
+    "RNNCell", "accelerate", "explain", "linear_recurrence", "plan_product", "restore", "selective_scan", "solve",
+    "sparse_jacobian",
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import hypothesis
@@ -219,6 +220,33 @@ def test_recurrences_as_scanned(data):
     many = [v if axis is None else jnp.stack([v, 0.5 * v, 2 * v], axis)
             for v, axis in zip(operands, axes, strict=True)]  # fmt: skip
     return assert_same_derivatives(*(jax.vmap(f, axes) for f in functions), *many)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("lengths", [None, [4, 0, 2]])
+def test_transposes_and_padding(reverse, lengths):
+    """A recurrence is linear in its terms and its initial state; no derivative reads the padding."""
+    with jax.enable_x64():
+        rng = np.random.default_rng(0)
+        a, b, g = (jnp.asarray(x) for x in rng.standard_normal((3, 5, 3, 2)))
+        h0, steps_of = jnp.asarray(rng.standard_normal((3, 2))), jnp.asarray(lengths or [5] * 3)
+        padding = (jnp.arange(5)[:, None] >= steps_of)[..., None]
+        run = partial(sj.linear_recurrence, reverse=reverse, lengths=lengths)
+        nans = jnp.where(padding, jnp.nan, a)
+
+        def squares(f, a):
+            return jax.grad(lambda a, b, h0: (f(a, b, h0) ** 2).sum(), (0, 1, 2))(a, b, h0)
+
+        def plain(a, b, h0):
+            return scanned(jnp.where(padding, 0, a), b, h0, steps_of, reverse)
+
+        found = jax.linear_transpose(lambda b, h0: run(nans, b, h0), b, h0)(g)
+        want = jax.vjp(partial(plain, a), b, h0)[1](g)
+        for one, other in zip(found, want, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-12)
+        again, wanted = (jax.jacrev(lambda a, f=f: squares(f, a))(x) for f, x in ((run, nans), (plain, a)))
+        for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-10)
 
 
 def test_mapped_lengths():

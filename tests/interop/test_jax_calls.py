@@ -223,12 +223,45 @@ split = jax.shard_map(sj.linear_recurrence, mesh=mesh, in_specs=spec, out_specs=
 np.testing.assert_array_equal(jax.jit(split)(a, b), expected)
 for derivative in (lambda f: jax.grad(lambda a: (f(a, b) ** 2).sum())(a), lambda f: jax.jvp(f, (a, b), (b, a))[1]):
     np.testing.assert_allclose(derivative(split), derivative(sj.linear_recurrence), rtol=1e-5)
+shared = jax.shard_map(sj.linear_recurrence, mesh=mesh, in_specs=(P(), spec), out_specs=spec)
+for run in (lambda f: jax.grad(lambda a: (f(a, b) ** 2).sum())(a[:, :1]),
+            lambda f: jax.grad(lambda b: f(a[:, :1], b).sum())(b)):
+    np.testing.assert_allclose(run(shared), run(sj.linear_recurrence), rtol=1e-5)  # what devices share is summed
+plan = sb.plan_product(*[sb.SparsityPattern.dense(5, 5)] * 2)
+products = lambda x, y: jax.vmap(lambda y: sj.product(plan, x, y))(y)
+x, y = jnp.ravel(a[:5, 0]), a[:10].reshape(8, 25)
+split = jax.shard_map(products, mesh=mesh, in_specs=(P(), P("x")), out_specs=P("x"))
+for f in (split, products):
+    np.testing.assert_allclose(jax.grad(lambda x: (f(x, y) ** 2).sum())(x),
+                               jax.grad(lambda x: (products(x, y) ** 2).sum())(x), rtol=1e-5)
+halves = jax.pmap(sj.linear_recurrence)(*(jnp.stack(jnp.split(v, 2, 1)) for v in (a, b)))
+np.testing.assert_array_equal(np.concatenate(list(halves), 1), expected)
 there = [jax.device_put(v, jax.devices()[1]) for v in (a, b)]
 runs = [jax.jit(sj.linear_recurrence)(*v) for _ in range(20) for v in ((a, b), there)]
 assert all((np.asarray(h) == expected).all() for h in runs)
 """,
         XLA_FLAGS="--xla_force_host_platform_device_count=2",
     )
+
+
+def test_exported(tmp_path):
+    """And called by another process."""
+    from jax import export
+
+    def squares(a, b):
+        return (sj.linear_recurrence(a, b) ** 2).sum()
+
+    a, b = jnp.asarray(np.random.default_rng(0).random((2, 20, 4, 5), np.float32))
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in sj.custom_calls()]
+    function = jax.jit(jax.value_and_grad(squares))
+    (tmp_path / "function").write_bytes(export.export(function, disabled_checks=checks)(a, b).serialize())
+    run_alone(f"""
+from jax import export
+function = export.deserialize(open({str(tmp_path / "function")!r}, "rb").read())
+sj.custom_calls()
+value, grad = function.call(*jnp.asarray(np.random.default_rng(0).random((2, 20, 4, 5), np.float32)))
+assert [float(value), float(grad.sum())] == {[float(x.sum()) for x in function(a, b)]}
+""")
 
 
 def test_a_process_that_ends_while_calls_wait():
