@@ -121,7 +121,7 @@ def test_a_step_is_levenberg_marquardts():
     damping, scale = 1e-3, np.zeros(2)
     for evaluations in (2, 3):
         j = np.array([[2 * x[0], 1], [x[1], x[0]], [0, 1]])
-        scale = np.maximum(scale, (j**2).sum(axis=0))
+        scale = np.maximum(scale / 2, (j**2).sum(axis=0))
         step = -np.linalg.solve(j.T @ j + damping * np.diag(scale), j.T @ f(x))
         gain = 0.5 * (f(x) @ f(x) - f(x + step) @ f(x + step))
         ratio = gain / (0.5 * step @ (damping * scale * step - j.T @ f(x)))
