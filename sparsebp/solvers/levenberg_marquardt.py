@@ -159,8 +159,8 @@ def least_squares(
     K. Madsen, H. B. Nielsen, O. Tingleff, "Methods for Non-Linear Least Squares Problems", 2nd ed., IMM DTU 2004,
     algorithm 3.16, with Nielsen's rule (eq. 2.21) for μ. D is Moré's, but fades: J. J. Moré, "The Levenberg-Marquardt
     algorithm: implementation and theory", 1978, section 6. C is the Newton term of Coleman and Li's scaled gradient,
-    see `sparsebp.solvers.box`; a step that would leave the bounds is cut in its elements or as a whole, whichever the model
-    prefers. A loss multiplies each residual and its row of J by √ρ', which leaves out ρ'' of the Hessian: it is
+    see `sparsebp.solvers.box`; a step that would leave the bounds is cut in its elements or as a whole, whichever the
+    model prefers. A loss multiplies each residual and its row of J by √ρ', which leaves out ρ'' of the Hessian: it is
     negative, and could make Jᵀ J singular far from the minimum (B. Triggs et al., "Bundle Adjustment - A Modern
     Synthesis", 2000, section 4.3).
 
