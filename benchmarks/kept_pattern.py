@@ -17,7 +17,7 @@ import sparsebp as sb
 from benchmarks import harness
 from benchmarks.harness import Benchmark, Row, Run, columns, optional, refuse_difference
 from sparsebp.core import timing
-from sparsebp.solvers.levenberg_marquardt import plan_normal_equations
+from sparsebp.solvers.normal_equations import plan_normal_equations
 
 SET_UP_TARGET, FIT_TARGET = 15.0, 5.0
 NO_PYAMG = "pyamg is not installed (pip install 'sparsebp[peers]'): multigrid is left out"

@@ -8,7 +8,6 @@ is minimised within all of them, which takes fewer steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -92,10 +91,7 @@ class Box:
         return np.where(at_high, 1, np.where(at_low, -1, 0))
 
 
-def best_within(
-    low: Array, high: Array, step: Array, gradient: Array, diagonal: Array, multiply: Callable[[Array], Array],
-    solve: Callable[[Array, Array], Array | None],
-) -> Array:  # fmt: skip
+def best_within(low: Array, high: Array, step: Array, gradient: Array, diagonal: Array, equations: Any) -> Array:
     """Return the step h between two bounds that minimises ``gᵀ h + ½ hᵀ M h``, for M symmetric positive definite.
 
     By block principal pivoting: J. Júdice, F. Pires, "A Block Principal Pivoting Algorithm for Large-Scale Strictly
@@ -111,12 +107,11 @@ def best_within(
         The minimiser without bounds.
     gradient, diagonal
         g, and the diagonal of M.
-    multiply
-        Returns M h.
-    solve
-        ``solve(fixed, right)`` returns the solution of M's rows and columns that are not fixed, zeros elsewhere; None
-        if there is none. `right` is zero where they are.
+    equations
+        Of M and g: see `sparsebp.solvers.normal_equations`.
     """
+
+    multiply = equations.times
 
     def value(step: Array) -> float:
         return float((step * (gradient + multiply(step) / 2)).sum())
@@ -144,7 +139,7 @@ def best_within(
             wrong = wrong[-1:]
         side[wrong] = np.where(side[wrong] == 0, leaves[wrong], 0)
         step = np.where(side > 0, high, np.where(side < 0, low, 0))
-        change = solve(side != 0, np.where(side != 0, 0, -gradient - multiply(step)))
+        change = equations.solve_free(side != 0, step)
         if change is None:
             break
         step = step + change

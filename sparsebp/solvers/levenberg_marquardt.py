@@ -2,48 +2,48 @@
 
 Each step h solves
 
-    (Jᵀ J + C + μ D²) h = -Jᵀ f,    D² = the largest diagonal of Jᵀ J so far,    C = |g| / v
+    (Jᵀ J + C + μ D²) h = -Jᵀ f,    D² = the diagonal of Jᵀ J, at least half of the last D²,    C = |g| / v
 
 for residuals f and their Jacobian J, both already with weights and loss. C stands for bounds: v is the distance to the
-bound that the negative gradient -g points to, and C is 0 where there is none. The patterns of J, Jᵀ J and its factors
-never change, so an iteration computes values only. Unknowns that meet few others are eliminated first: in bundle
-adjustment these are the points, and what is left is the Schur complement of the cameras.
+bound that the negative gradient -g points to, and C is 0 where there is none: see `sparsebp.solvers.normal_equations`.
+The patterns of J, Jᵀ J and its factors never change, so an iteration computes values only. Unknowns that meet few
+others are eliminated first: in bundle adjustment these are the points, and what is left is the Schur complement of the
+cameras.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from sparsebp import kernels
 from sparsebp.core import backend
 from sparsebp.core.check import Array, check_choice, check_integer, check_number, check_positive, shown
-from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, PivotError, ShapeError, TracingError
+from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, ShapeError, TracingError
 from sparsebp.jacobians.function import SparseJacobian, sparse_jacobian
 from sparsebp.patterns.pattern import SparsityPattern
-from sparsebp.products.factor import FactorPlan, plan_factor
-from sparsebp.products.product import ProductPlan, plan_product
 from sparsebp.solvers.box import START, Box, best_within
 from sparsebp.solvers.derivatives import SCHEMES, Differences, Exact, Matrices, pattern_of
+from sparsebp.solvers.normal_equations import Factored, Iterated
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
 
 FIRST_DAMPING = 1e-3
 """μ at the start, Madsen's τ for a start that is not close."""
+FADING = 0.5
+"""How much of D² is left in the next step at least. With 1, Moré's rule, points of bundle adjustment whose distance is
+badly known and grows take 8 times as many steps; with 0, small curve fits take up to 1.6 times as many."""
 EASE = 1 / 3
 """The least factor by which a good step changes μ."""
-PLANS = 8
-"""Patterns of J whose plans are kept."""
-FULL = 0.3
-"""Share of entries from which J counts as dense, and the BLAS forms Jᵀ J: measured for 100 to 1000 columns."""
 
 LossName = Literal["linear", "soft_l1", "huber", "cauchy", "arctan"]
 LOSS_NAMES: tuple[LossName, ...] = ("linear", "soft_l1", "huber", "cauchy", "arctan")
+SOLVERS = ("exact", "lsmr")
+LSMR_OPTIONS = ("atol", "btol", "conlim", "maxiter")
 MESSAGES = {
     -2: "Stopped because `callback` function raised `StopIteration` or returned `True`",
     0: "The maximum number of function evaluations is exceeded.",
@@ -58,7 +58,7 @@ def least_squares(
     fun: Callable[..., Any], x0: Any, jac: Any = None, bounds: Any = (-np.inf, np.inf),
     method: Literal["trf", "lm"] = "trf", ftol: float | None = 1e-8, xtol: float | None = 1e-8,
     gtol: float | None = 1e-8, x_scale: Any = None, loss: LossName | Callable[[Array], Array] = "linear",
-    f_scale: float = 1.0, diff_step: Any = None, tr_solver: Literal["exact"] | None = None,
+    f_scale: float = 1.0, diff_step: Any = None, tr_solver: Literal["exact", "lsmr"] | None = None,
     tr_options: dict[str, Any] | None = None, jac_sparsity: Any = None, max_nfev: int | None = None,
     verbose: Literal[0, 1, 2] = 0, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None,
     callback: Callable[..., Any] | None = None, workers: int | None = None, *, weights: Array | None = None,
@@ -89,8 +89,8 @@ def least_squares(
         ``xtol * (xtol + norm(x))``; or if the largest element of the gradient, times the distance to the bound that it
         points to, is less than `gtol`. None: never.
     x_scale
-        D: ``"jac"`` or None for the norms of J's columns, the largest so far. Else the size of each unknown, above 0,
-        (n,) or a number: steps are damped in ``x / x_scale``.
+        D: ``"jac"`` or None for the norms of J's columns, which shrink by √2 in a step at most. Else the size of each
+        unknown, above 0, (n,) or a number: steps are damped in ``x / x_scale``.
     loss
         ρ of the cost ``½ Σ f_scale² ρ(wᵢ fᵢ² / f_scale²)``: ``"linear"`` (z), ``"soft_l1"`` (2 (√(1 + z) - 1)),
         ``"huber"`` (z up to 1, then 2 √z - 1), ``"cauchy"`` (log(1 + z)) or ``"arctan"``. All but the first limit the
@@ -99,8 +99,14 @@ def least_squares(
         Size of a residual from which it counts as an outlier.
     diff_step
         Step of differences, relative to x: a number or (n,). With ``jac=None`` it means ``"2-point"``, as in SciPy.
-    tr_solver, tr_options, workers
-        Only None, None or ``{}``, and None or 1: steps are exact (``tr_solver="exact"``), and taken one by one.
+    tr_solver
+        How steps are computed: None or ``"exact"``, by factors of Jᵀ J; ``"lsmr"``, by iterations on J, which take less
+        memory and more time.
+    tr_options
+        For ``"lsmr"``: ``atol``, ``btol`` (both 1e-10 here, 1e-5 for float32), ``conlim`` and ``maxiter`` of
+        `scipy.sparse.linalg.lsmr`.
+    workers
+        Only None or 1: steps are taken one by one.
     jac_sparsity
         The pattern of the Jacobian for differences, (m, n): a `SparsityPattern`, a sparse matrix, or an array whose
         elements other than zero count. With ``jac=None`` it means ``"2-point"``, as in SciPy: for exact derivatives,
@@ -143,17 +149,18 @@ def least_squares(
 
     See Also
     --------
-    scipy.optimize.least_squares : with ``"dogbox"``, or ``tr_solver="lsmr"`` for Jacobians too large to factorise.
+    sparsebp.solvers.covariance : of the result.
+    scipy.optimize.least_squares : with ``"dogbox"``, and linear operators as `jac`.
 
     Notes
     -----
     Plans of the last 8 patterns are kept, so further fits of one model plan nothing.
 
     K. Madsen, H. B. Nielsen, O. Tingleff, "Methods for Non-Linear Least Squares Problems", 2nd ed., IMM DTU 2004,
-    algorithm 3.16, with Nielsen's rule (eq. 2.21) for μ. D is Moré's: J. J. Moré, "The Levenberg-Marquardt algorithm:
-    implementation and theory", 1978, section 6. C is the Newton term of Coleman and Li's scaled gradient, see
-    `sparsebp.solvers.box`; a step that would leave the bounds is cut in its elements or as a whole, whichever the model
-    prefers. A loss multiplies each residual and its row of J by √ρ', which leaves out ρ'' of the Hessian: it is
+    algorithm 3.16, with Nielsen's rule (eq. 2.21) for μ. D is Moré's, but fades: J. J. Moré, "The Levenberg-Marquardt
+    algorithm: implementation and theory", 1978, section 6. C is the Newton term of Coleman and Li's scaled gradient,
+    see `sparsebp.solvers.box`; a step that would leave the bounds is cut in its elements or as a whole, whichever the
+    model prefers. A loss multiplies each residual and its row of J by √ρ', which leaves out ρ'' of the Hessian: it is
     negative, and could make Jᵀ J singular far from the minimum (B. Triggs et al., "Bundle Adjustment - A Modern
     Synthesis", 2000, section 4.3).
 
@@ -169,17 +176,18 @@ def least_squares(
     if check_choice("method", method, ("trf", "lm", "dogbox")) == "dogbox":
         raise OptionError("The method 'dogbox' is not available", expected="'trf' or 'lm'", got="'dogbox'",
                           remedy="Leave out method=, or use scipy.optimize.least_squares")  # fmt: skip
-    if tr_solver not in (None, "exact") or tr_options or workers not in (None, 1):
-        given = f"tr_solver={shown(tr_solver)}, tr_options={shown(tr_options)}, workers={shown(workers)}"
-        raise OptionError("Steps are exact, and taken one by one", expected="tr_solver, tr_options and workers of None",
-                          got=given, remedy="Leave them out, or use scipy.optimize.least_squares")  # fmt: skip
+    if workers not in (None, 1):
+        raise OptionError("workers is out of range", expected="None or 1: steps are taken one by one",
+                          got=shown(workers))  # fmt: skip
+    iterates = _iterations(tr_solver, tr_options)
     ftol, xtol, gtol = (0.0 if tol is None else check_number(name, tol, 0)
                         for name, tol in (("ftol", ftol), ("xtol", xtol), ("gtol", gtol)))  # fmt: skip
     if verbose not in (0, 1, 2):
         raise OptionError("verbose is out of range", expected="0, 1 or 2", got=shown(verbose))
     if callback is not None and not callable(callback):
         raise OptionError("callback is not a function", expected="a function of x, or None", got=shown(callback))
-    problem = _Problem(fun, x0, jac, jac_sparsity, diff_step, bounds, args, kwargs, weights, loss, f_scale, x_scale)
+    problem = _Problem(fun, x0, jac, jac_sparsity, diff_step, bounds, args, kwargs, weights, loss, f_scale, x_scale,
+                       iterates)  # fmt: skip
     if method == "lm" and problem.box is not None:
         raise OptionError("The method 'lm' takes no bounds", expected="bounds=(-inf, inf)", got=shown(bounds),
                           remedy='Pass method="trf"')  # fmt: skip
@@ -244,6 +252,17 @@ def least_squares(
     )  # fmt: skip
 
 
+def _iterations(tr_solver: Any, tr_options: Any) -> dict[str, Any] | None:
+    """Return the options of iterations, or None for factors."""
+    iterates = tr_solver is not None and check_choice("tr_solver", tr_solver, SOLVERS) == "lsmr"
+    known = LSMR_OPTIONS if iterates else ()
+    options = {} if tr_options is None else tr_options
+    if not isinstance(options, dict) or options.keys() - known:
+        raise OptionError("tr_options are not known", expected=", ".join(known) or "none but for tr_solver='lsmr'",
+                          got=shown(tr_options))  # fmt: skip
+    return dict(options) if iterates else None
+
+
 def _row(iteration: int, nfev: int, cost: float, gain: float | None, length: float | None, optimality: float) -> str:
     """Return a line as SciPy prints it."""
     numbers = ("" if number is None else f"{number:.2e}" for number in (gain, length, optimality))
@@ -262,27 +281,6 @@ def _stops(callback: Callable[..., Any], **state: Any) -> bool:
         return True
 
 
-@lru_cache(maxsize=PLANS)
-def plan_normal_equations(
-    pattern: SparsityPattern,
-) -> tuple[SparsityPattern, ProductPlan | None, np.ndarray, FactorPlan]:
-    """Plan Jᵀ J and its factors; kept for further fits on the same pattern.
-
-    Return the pattern of J with a further row for each empty column, so that Jᵀ J has a full diagonal; the product,
-    None where J counts as dense; the diagonal's entries; the factors.
-    """
-    m, n = pattern.shape
-    if 0 < FULL * m * n <= pattern.nnz:
-        return pattern, None, np.arange(n) * (n + 1), plan_factor(SparsityPattern.dense(n, n), kind="cholesky")
-    empty = np.flatnonzero(np.bincount(pattern.indices, minlength=n) == 0)
-    if len(empty):
-        indptr = np.append(pattern.indptr, pattern.nnz + 1 + np.arange(len(empty)))
-        pattern = SparsityPattern(indptr, np.append(pattern.indices, empty), (m + len(empty), n))
-    product = plan_product(pattern.T, pattern)
-    diagonal = np.flatnonzero(product.pattern.row_of_entry == product.pattern.indices)
-    return pattern, product, diagonal, plan_factor(product.pattern, kind="cholesky")
-
-
 def _norm(x: Array) -> float:
     """Return the Euclidean norm, without BLAS, whose sums depend on its threads, and without overflow."""
     largest = float(abs(x).max(initial=0))
@@ -298,7 +296,7 @@ class _Problem:
 
     def __init__(
         self, fun: Any, x0: Any, jac: Any, sparsity: Any, diff_step: Any, bounds: Any, args: Any, kwargs: Any,
-        weights: Any, loss: Any, f_scale: Any, x_scale: Any,
+        weights: Any, loss: Any, f_scale: Any, x_scale: Any, iterates: dict[str, Any] | None,
     ) -> None:  # fmt: skip
         if not callable(fun):
             raise OptionError("f is not a function", expected="fun, a function of arrays", got=shown(fun))
@@ -354,10 +352,10 @@ class _Problem:
         if pattern.shape != (self.m, self.n):
             raise ShapeError("The Jacobian does not fit f and x0", expected=(self.m, self.n), got=pattern.shape)
         self.pattern = SparsityPattern.diagonal(self.n) if pattern.kind == "identity" else pattern  # it has no values
-        self.padded, self.product, self.diagonal, self.factor = plan_normal_equations(self.pattern)
-        self.normal, self.njev = np.empty(self.factor.pattern.nnz, self.dtype), 0
+        self.equations: Any = (Factored(self.pattern, self.dtype) if iterates is None else
+                               Iterated(self.pattern, self.dtype, iterates))  # fmt: skip
+        self.njev = 0
         self.squares: Any = None
-        self.gradient: Array
         self.unit: Any = None  # of the unknowns in the normal equations
 
     def _traced(self, pattern: SparsityPattern | None) -> SparseJacobian:
@@ -433,9 +431,10 @@ class _Problem:
         self.values = values
         if self.unit is None:
             self.unit = self._units(values)
-        self._multiply(values if self.unit is _ONE else values * self.unit[self.pattern.indices], weighted)
-        self.scaled_gradient, self.gradient = self.gradient, self.gradient / self.unit
-        self.sums, self.barrier, g = self.normal[self.diagonal], self.dtype.type(0), self.gradient
+        scaled = values if self.unit is _ONE else values * self.unit[self.pattern.indices]
+        self.scaled_gradient, self.sums = self.equations.update(scaled, weighted)
+        self.gradient = g = self.scaled_gradient / self.unit
+        self.barrier: Any = self.dtype.type(0)
         if self.box is not None:
             v, towards = self.box.distances(x, g)
             self.barrier, g = np.where(towards, abs(self.scaled_gradient), 0) / (v / self.unit), g * v
@@ -444,7 +443,7 @@ class _Problem:
             raise NonFiniteError("The derivatives are not finite, or their squares overflow",
                                  expected="finite numbers", got=shown(float(abs(values).max())))  # fmt: skip
         if self.x_scale is None:
-            self.squares = self.sums if self.squares is None else np.maximum(self.squares, self.sums)
+            self.squares = self.sums if self.squares is None else np.maximum(FADING * self.squares, self.sums)
         elif self.squares is None:  # the first damping is in proportion to the largest diagonal here too
             scale = self.x_scale / self.unit
             self.squares = scale**-2 * ((self.sums * scale**2).max(initial=0) or 1)
@@ -463,65 +462,25 @@ class _Problem:
             return _ONE
         return np.ldexp(np.ones(self.n, self.dtype), np.clip(-exponents, info.minexp + 2, info.maxexp - 2))
 
-    def _multiply(self, values: Array, weighted: Array) -> None:
-        """Write Jᵀ J and the gradient."""
-        padded, multiply = self.padded, kernels.dense(np).matmul
-        if self.product is None:
-            j = self._filled(values)
-            with np.errstate(over="ignore", invalid="ignore"):
-                multiply(j.T, j, self.normal.reshape(self.n, self.n))
-            self.gradient = multiply(weighted[None], j)[0].copy()
-            return
-        if padded.nnz > len(values):
-            values, weighted = (np.append(a, np.zeros(size - len(a), self.dtype))
-                                for a, size in ((values, padded.nnz), (weighted, padded.shape[0])))  # fmt: skip
-        transposed = values[padded.transpose_permutation]
-        self.product(transposed, values, out=self.normal)
-        self.gradient = np.empty(self.n, self.dtype)
-        kernels.get(np).csr_matvec(padded.T.indptr, padded.T.indices, transposed[:, None], weighted[:, None],
-                                   self.gradient[:, None])  # fmt: skip
-
-    def _filled(self, values: Array) -> Array:
-        """Return J as a dense matrix."""
-        if self.pattern.kind == "dense":
-            return values.reshape(self.pattern.shape)
-        found = np.zeros(self.pattern.shape, self.dtype)
-        found[self.pattern.row_of_entry, self.pattern.indices] = values
-        return found
-
     def step(self, x: Array, damping: float) -> tuple[Array, float] | None:
         """Return the next point and the gain that the model foretells, or None where the matrix has no factors."""
         damped = damping * np.where(self.squares == 0, 1, self.squares)
-        self.normal[self.diagonal] = diagonal = self.sums + damped + self.barrier
-        step = self._solve(self.normal, self.scaled_gradient)
+        equations, g = self.equations, self.scaled_gradient
+        equations.damp(damped + self.barrier)
+        step = equations.solve()
         if step is None:
             return None
         moved = x + step * self.unit
-        if self.box is None or self.box.holds(moved):
-            return moved, float(0.5 * (step * (damped * step - self.scaled_gradient)).sum())
-        g, (low, high) = self.scaled_gradient, self.box.rest(x, self.optimality)
-        step = best_within(low / self.unit, high / self.unit, step, g, diagonal, self._times, self._free)
-        gain = (step * (g + (self._times(step) - damped * step) / 2)).sum()
-        return self.box.inside(x + step * self.unit), -float(gain)
-
-    def _solve(self, normal: Array, right: Array) -> Array | None:
-        try:
-            return self.factor(normal).solve(-right)
-        except PivotError:
-            return None
-
-    def _times(self, step: Array) -> Array:
-        """Return the product of the damped normal equations' matrix with a step."""
-        pattern, out = self.factor.pattern, np.empty((self.n, 1), self.dtype)
-        kernels.get(np).csr_matvec(pattern.indptr, pattern.indices, self.normal[:, None], step[:, None], out)
-        return out[:, 0]
-
-    def _free(self, fixed: Array, right: Array) -> Array | None:
-        """Solve the equations of the unknowns that are not fixed."""
-        pattern = self.factor.pattern
-        values = np.where(fixed[pattern.row_of_entry] | fixed[pattern.indices], 0, self.normal)
-        values[self.diagonal[fixed]] = 1
-        return self._solve(values, -right)
+        leaves = self.box is not None and not self.box.holds(moved)
+        if not leaves and equations.exact:
+            return moved, float(0.5 * (step * (damped * step - g)).sum())
+        if self.box is not None and leaves:
+            low, high = self.box.rest(x, self.optimality)
+            diagonal = self.sums + damped + self.barrier
+            step = best_within(low / self.unit, high / self.unit, step, g, diagonal, equations)
+            moved = self.box.inside(x + step * self.unit)
+        gain = (step * (g + (equations.times(step) - damped * step) / 2)).sum()
+        return moved, -float(gain)
 
 
 def _vector(x0: Any) -> Array:

@@ -38,7 +38,7 @@ OPTIONAL = {
 NEEDS = (
     dict.fromkeys(("convergence", "pruned", "spectrain"), "mlxtend")
     | dict.fromkeys(("time-parallel", "data-parallel", "scaling-measured"), "mpi4py")
-    | {"others": "recbole", "others-speech": "sb3_contrib"}
+    | {"others": "recbole", "others-speech": "sb3_contrib", "derivatives": "casadi"}
 )
 SPARSE = ("convergence", "pruned", "spectrain", "scaling", "scaling-papers")
 """Benchmarks of which not every row has every column, nor a quick run every schedule."""

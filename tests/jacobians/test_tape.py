@@ -298,6 +298,34 @@ def test_not_a_number(loops_in_python):
             np.testing.assert_array_equal(new.values(point), old.values(point))
 
 
+def test_arrays_between_the_steps_are_not_shared():
+    """Calls at one time, and results that are kept, of tapes with products."""
+    for make, f, args in ((sb.sparse_hessian, energy, (0.3,)), (sb.sparse_jacobian, chained, ())):
+        xs = RNG.standard_normal((40, 24 if args else N))
+        jac = make(f, xs[0], *args, compiled=True)
+        assert "product" in jac.describe()
+        expected = [jac.values(x, *args).copy() for x in xs]
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda x, jac=jac, args=args: jac.values(x, *args), xs))
+        np.testing.assert_allclose(found[2:], expected[2:], rtol=1e-13)  # the first ones are interpreted
+
+
+def along_short_axes(x):
+    """Norms, dot products and rotations of vectors in space, in one expression of each element."""
+    p, q = x.reshape(2, -1, 3)
+    size = np.sqrt(np.sum(p**2, axis=1) + 0.1)
+    turned = np.einsum("kij,kj->ki", np.stack([p, q, p * q], axis=1), q)
+    return np.concatenate([size, (p * q) @ np.array([1.0, -2.0, 0.5]), (turned / size[:, None]).ravel()])
+
+
+def test_sums_along_short_axes_are_no_stages():
+    x = RNG.standard_normal(24)
+    for make, f in ((sb.sparse_jacobian, along_short_axes), (sb.sparse_hessian, lambda x: np.sum(along_short_axes(x)))):
+        new = make(f, x, compiled=True)
+        assert "product" not in new.describe()
+        same(new, make(f, x), RNG.standard_normal(24))
+
+
 def test_copies_and_threads(loops_in_python):
     jac = sb.sparse_jacobian(chained, np.ones(N), compiled=True)
     xs = [RNG.uniform(-1, 1, N) for _ in range(16)]

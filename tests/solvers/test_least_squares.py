@@ -121,7 +121,7 @@ def test_a_step_is_levenberg_marquardts():
     damping, scale = 1e-3, np.zeros(2)
     for evaluations in (2, 3):
         j = np.array([[2 * x[0], 1], [x[1], x[0]], [0, 1]])
-        scale = np.maximum(scale, (j**2).sum(axis=0))
+        scale = np.maximum(scale / 2, (j**2).sum(axis=0))
         step = -np.linalg.solve(j.T @ j + damping * np.diag(scale), j.T @ f(x))
         gain = 0.5 * (f(x) @ f(x) - f(x + step) @ f(x + step))
         ratio = gain / (0.5 * step @ (damping * scale * step - j.T @ f(x)))
@@ -260,9 +260,10 @@ def test_wrong_input_is_refused():
     for name in ("x_scale", "diff_step"):
         for value in (0, -1.0, [1.0, 2.0], np.nan, "abc", [1, 2, np.inf]):
             refused(OptionError, f"{name} does not fit x0", lambda x: x, x, **{name: value})
-    for name, value in {"method": "dogbox", "tr_solver": "lsmr", "tr_options": {"a": 1}, "workers": 2, "verbose": 3,
+    for name, value in {"method": "dogbox", "tr_solver": "cg", "tr_options": {"atol": 1}, "workers": 2, "verbose": 3,
                         "callback": 1, "kwargs": 1, "args": 1, "damping": 0, "max_nfev": 1.5}.items():  # fmt: skip
         refused(OptionError, name, lambda x: x, x, **{name: value})
+    refused(OptionError, "tr_options.*atol, btol", lambda x: x, x, tr_solver="lsmr", tr_options={"regularize": True})
     refused(ShapeError, "loss", lambda x: x, x, loss=lambda z: z)
     refused(OptionError, "'lm' takes no bounds", lambda x: x, x, method="lm", bounds=(0, 2))
     refused(OptionError, "bounds leave no room.* in place 1", lambda x: x, x, bounds=([0, 1, 0], [2, 1, 2]))
@@ -452,6 +453,14 @@ SCIPYS = {
     "Rosenbrock, bounds": (two, [2, 2], {"bounds": ([-np.inf, 1.5], np.inf), "jac": jacobian_of_two}),
     "Bounds": (two, [0.2, 0.2], {"bounds": scipy.optimize.Bounds([-1, -1], [0.5, 0.5])}),
     "Broyden, sparsity": (broyden, -np.ones(500), {"jac_sparsity": BAND}),
+    "Broyden, bounds": (
+        broyden,
+        -np.ones(100),
+        {"bounds": (np.linspace(-2, -1, 100), np.linspace(-0.7, 0.5, 100)), "jac_sparsity": BAND[:100, :100]},
+    ),
+    "Rosenbrock, at a bound": (two, [-2, 1], {"bounds": ([-2, -1], [0.9, 3]), "jac": jacobian_of_two}),
+    "Rosenbrock, both active": (two, [2, 2], {"bounds": ([1.5, -np.inf], [3, 2.0]), "jac": jacobian_of_two}),
+    "Rosenbrock, a start at two bounds": (two, [-0.5, -3], {"bounds": ([-0.5, -3], [0.5, 3]), "x_scale": "jac"}),
     "curve, args": (flat_curve, np.array([1.0, 1.0, -0.5]), {"args": (T, Y)}),
     "curve, list of args": (flat_curve, (1, 1, -0.5), {"args": [T, Y]}),
     "curve, kwargs": (flat_curve, [1, 1, -0.5], {"kwargs": {"t": T, "y": Y, "offset": 0.1}}),

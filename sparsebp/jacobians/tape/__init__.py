@@ -13,8 +13,8 @@ from sparsebp.core.errors import SparseBPError
 from sparsebp.jacobians.tape.chain import HessianTape, JacobianTape, Program
 from sparsebp.jacobians.tape.environment import Environment
 from sparsebp.jacobians.tape.expressions import UnrecordedError
+from sparsebp.jacobians.tape.loops import finite
 from sparsebp.jacobians.tape.record import Group, Recorder
-from sparsebp.jacobians.tracing import finite
 from sparsebp.patterns.pattern import SparsityPattern
 
 __all__ = ["TapeDerivatives", "UnrecordedError", "plan_tape"]
@@ -117,8 +117,7 @@ class TapeDerivatives:
         if record is None or not record.tape.program.takes(args):
             return None, False
         values = record.tape.values(args)
-        with np.errstate(all="ignore"):
-            return (values, record.trusted) if finite(values) else (None, False)
+        return (values, record.trusted) if finite(values) else (None, False)
 
     def compare(self, args: tuple[Any, ...], values: np.ndarray, expected: np.ndarray) -> None:
         """Trust the tape if its values are the interpreter's and most are not 0, or use it no more."""

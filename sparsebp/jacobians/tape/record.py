@@ -29,6 +29,8 @@ MOST_LEAVES, MOST_PARTS = 20, 300
 """Of an expression that is not stored in between: code grows with the square of its leaves."""
 MOST_PIECES = 8
 """Expressions in one array that is not stored in between."""
+MOST_TERMS = 4
+"""Of sums that are expressions rather than stored: those over vectors in space, and quaternions."""
 MOST_STAGES = 64
 MOST_PRODUCTS = 1 << 24
 """Products of two traced arrays that are summed."""
@@ -278,6 +280,13 @@ class Recorder(Level):
             self._stage(Group(p.expression, leaves, (start + mine[kept]).astype(np.int32), adds=True))
         return self._at(start, size)
 
+    def _short_sums(self, elements: Elements, terms: np.ndarray) -> Elements:
+        """Return sums of elements, (sums, terms), as expressions: norms and dot products of short vectors."""
+        found, *others = (self._gathered([elements], numbers + 1, None) for numbers in terms.T)
+        for other in others:
+            found = self._combined("add", [found, other], len(terms))
+        return found
+
     def _product(self, matrix: Any, elements: Elements, *, dense: bool = False) -> Elements:
         """Return a constant sparse matrix times elements; `dense`: one that holds all of its zeros."""
         matrix = matrix.tocsr().astype(self.dtype)
@@ -293,11 +302,15 @@ class Recorder(Level):
                 matrix.eliminate_zeros()
             self._stage(Linear(matrix, whole, places, to))  # type: ignore[arg-type]
             return self._at(start, matrix.shape[0])
-        rows, weights = np.full(elements.size, -1), np.zeros(elements.size, self.dtype)
-        rows[matrix.indices] = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
-        weights[matrix.indices] = matrix.data
         if (matrix.data != 1).any():
+            weights = np.zeros(elements.size, self.dtype)
+            weights[matrix.indices] = matrix.data
             elements = self._combined("multiply", [elements, self._constant(weights, float)], elements.size)
+        terms = np.diff(matrix.indptr)
+        if len(terms) and (terms == terms[0]).all() and 0 < terms[0] <= MOST_TERMS:
+            return self._short_sums(elements, matrix.indices.reshape(-1, terms[0]))
+        rows = np.full(elements.size, -1)
+        rows[matrix.indices] = np.repeat(np.arange(matrix.shape[0]), terms)
         return self._summed(elements, rows, matrix.shape[0])
 
     # ---- elementwise -------------------------------------------------------------------------------------------------
@@ -450,7 +463,10 @@ class Recorder(Level):
         both = [self._gathered([self._of(x)], spread(x, names, 1), None)
                 for x, names in zip(operands, labels, strict=True)]  # fmt: skip
         product = self._combined("multiply", both, len(rows))
-        return product if len(every) == len(out) else self._summed(product, rows, math.prod(shape))
+        terms = math.prod(whole[len(out) :])
+        if 0 < terms <= MOST_TERMS:
+            return self._short_sums(product, np.arange(len(rows)).reshape(-1, terms))
+        return self._summed(product, rows, math.prod(shape))
 
 
 def used(group: Group) -> Group:
