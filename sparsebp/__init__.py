@@ -43,6 +43,8 @@ if TYPE_CHECKING:
         plan_scan,
         selective_scan,
         selective_scan_vjp,
+        sosfilt,
+        sosfilt_vjp,
     )
     from sparsebp.solvers import least_squares, multigrid
     from sparsebp.train import verify
@@ -69,17 +71,18 @@ _HOMES = {
     "sparsebp.runtime.launch": ("connect",),
     "sparsebp.scan": (
         "ScanPlan", "linear_recurrence", "linear_recurrence_vjp", "plan_scan", "selective_scan", "selective_scan_vjp",
+        "sosfilt", "sosfilt_vjp",
     ),
     "sparsebp.solvers": ("least_squares",),
 }  # fmt: skip
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "FactorPlan", "ProductPlan", "ScanPlan", "SparsityPattern", "TransposedJacobian", "__version__", "analysis",
-    "backend", "connect", "data", "errors", "gradient_flow", "hidden_jacobians", "interop", "jacobian_t",
-    "jacobians", "least_squares", "linear_recurrence", "linear_recurrence_vjp", "lyapunov", "models", "multigrid",
-    "nn", "optim", "patterns", "plan_assembly", "plan_factor", "plan_product", "plan_scan", "products", "prune",
-    "run_ranks", "runtime", "scan", "schedule", "selective_scan", "selective_scan_vjp", "solvers", "sparse_hessian",
-    "sparse_jacobian", "threads", "train", "value_and_grad", "verify",
+    "backend", "connect", "data", "errors", "gradient_flow", "hidden_jacobians", "interop", "jacobian_t", "jacobians",
+    "least_squares", "linear_recurrence", "linear_recurrence_vjp", "lyapunov", "models", "multigrid", "nn", "optim",
+    "patterns", "plan_assembly", "plan_factor", "plan_product", "plan_scan", "products", "prune", "run_ranks",
+    "runtime", "scan", "schedule", "selective_scan", "selective_scan_vjp", "solvers", "sosfilt", "sosfilt_vjp",
+    "sparse_hessian", "sparse_jacobian", "threads", "train", "value_and_grad", "verify",
 ]  # fmt: skip
 
 

@@ -26,13 +26,15 @@ def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) ->
 
 
 def by_loop(
-    a: np.ndarray, b: np.ndarray, h0: np.ndarray | None, grad_h: np.ndarray, reverse: bool, lengths: Any
-) -> tuple[np.ndarray, ...]:
+    a: np.ndarray, b: np.ndarray, h0: np.ndarray | None, grad_h: np.ndarray, reverse: bool, lengths: Any,
+    reset: np.ndarray | None = None,
+) -> tuple[np.ndarray, ...]:  # fmt: skip
     """Return h and the gradients at a, b and h0."""
     wide = torch.complex128 if b.dtype.kind == "c" else torch.float64
     start = np.zeros(b.shape[1:]) if h0 is None else h0
     ta, tb, t0 = (torch.from_numpy(np.array(x)).to(wide).requires_grad_() for x in (a, b, start))
-    factors, h = ta.expand(b.shape), torch.zeros(b.shape, dtype=wide)
+    cleared = torch.from_numpy(np.broadcast_to(False if reset is None else reset, b.shape).copy())
+    factors, h = torch.where(cleared, 0, ta.expand(b.shape)), torch.zeros(b.shape, dtype=wide)
     for s, steps in enumerate([len(b)] * b.shape[1] if lengths is None else lengths):
         state = t0[s]
         for t in reversed(range(steps)) if reverse else range(steps):
@@ -47,30 +49,36 @@ def by_loop(
 @given(
     steps=sizes(0, 70), batch=sizes(0, 7), hidden=sizes(0, 70), dtype=st.sampled_from(DTYPES),
     shared=st.tuples(st.booleans(), st.booleans(), st.booleans()), with_h0=st.booleans(), reverse=st.booleans(),
-    lengths=st.sampled_from([None, "drawn", "all", "none"]), least=st.sampled_from([1, 5, 64]), seed=seeds,
+    lengths=st.sampled_from([None, "drawn", "all", "none"]), least=st.sampled_from([1, 5, 64]), dim=st.integers(0, 2),
+    of_reset=st.none() | st.tuples(st.booleans(), st.booleans(), st.booleans()), seed=seeds,
 )  # fmt: skip
 def test_recurrence_and_its_gradients(
-    backend, steps, batch, hidden, dtype, shared, with_h0, reverse, lengths, least, seed
+    backend, steps, batch, hidden, dtype, shared, with_h0, reverse, lengths, least, dim, of_reset, seed
 ):  # fmt: skip
-    """`least`: steps of a chunk on a device, for chunks of few steps."""
+    """`least`: steps of a chunk on a device, for chunks of few steps; `of_reset`: the axes that share resets."""
     rng, shape = np.random.default_rng(seed), (steps, batch, hidden)
     a = 0.4 * normal(rng, tuple(1 if one else n for one, n in zip(shared, shape, strict=True)), dtype)
     b, grad_h = normal(rng, shape, dtype), normal(rng, shape, dtype)
     h0 = normal(rng, shape[1:], dtype) if with_h0 else None
     drawn = {"drawn": rng.integers(0, steps + 1, batch), "all": [steps] * batch, "none": [0] * batch}.get(lengths)
+    reset = None
+    if of_reset is not None:
+        reset = rng.random(tuple(1 if one else n for one, n in zip(of_reset, shape, strict=True))) < 0.2
     for array in (a, b, grad_h):
         array.flags.writeable = False
-    options = {"reverse": reverse, "lengths": drawn}
-    on_device = [None if x is None else backend.array(x) for x in (a, b, grad_h, h0)]
+    on_device = [None if x is None else backend.array(x if x is h0 else np.ascontiguousarray(np.moveaxis(x, 0, dim)))
+                 for x in (a, b, grad_h, h0, reset)]  # fmt: skip
+    options = {"reverse": reverse, "lengths": drawn, "dim": dim, "reset": on_device.pop()}
     with backend.in_use(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(rnn, "_LEAST_STEPS", least)
         h = sb.linear_recurrence(*on_device[:2], on_device[3], **options)
         grads = sb.linear_recurrence_vjp(on_device[0], h, *on_device[2:], **options)
-    want = by_loop(a, b, h0, grad_h, reverse, drawn)
+    want = by_loop(a, b, h0, grad_h, reverse, drawn, reset)
     assert (grads.h0 is None) == (h0 is None)
     for found, expected in zip((h, *grads), want, strict=True):
         if found is not None:
             got = backend.numpy(found)
+            got = got if found is grads.h0 else np.moveaxis(got, dim, 0)
             assert got.shape == expected.shape
             assert got.dtype == dtype
             np.testing.assert_allclose(got, expected, **tolerance(np.dtype(dtype.char.lower()), 4))
