@@ -4,8 +4,9 @@ In the transposed direct form II, as in SciPy, a section with x and y at a step 
 
     y = b0 x + z,   z' = b1 x - a1 y + w,   w' = b2 x - a2 y.
 
-A group of chains, one in each lane, goes through a block of steps in the first cache, one section after the other. The
-way back runs each block forward again from the states before it, which the forward has kept. All is in float64.
+A group of chains, one in each lane, goes through a block of steps in the first cache, one section after the other; of
+a single chain, the lanes are its sections. The way back runs each block forward again from the states before it, which
+the forward has kept. All is in float64.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from sparsebp.kernels.host.engine.simd import (
     lanes,
     load,
     pointer,
+    put_number,
+    select_positive,
+    shift_in,
     store,
     zeros,
 )
@@ -63,8 +67,11 @@ def run_back(
 @parallel(**JIT)
 def _forward(part, parts, sizes, sos, states, x, y):
     steps, batch, width = sizes
-    room = np.zeros((BLOCK + LANES) * LANES)
-    rows, blocks, own = pointer(room), -(-steps // BLOCK), 2 * len(sos) * LANES
+    room, of_one = np.zeros((BLOCK + LANES) * LANES), np.zeros((BLOCK + 4 * LANES + 6) * LANES)
+    tables, rows, blocks, own = pointer(of_one), pointer(room), -(-steps // BLOCK), 2 * len(sos) * LANES
+    for i in range(2 * LANES):  # of `_run_alone`: the sections that have begun after i steps
+        for k in range(i // 2 + 1):
+            tables[(6 + i) * LANES + k] = 1.0
     across = -(-width // LANES)
     begin, end = span(part, parts, batch * across)
     for group in range(begin, end):
@@ -75,25 +82,68 @@ def _forward(part, parts, sizes, sos, states, x, y):
             count = min(BLOCK, steps - t)
             copy(advance(state, own), state, own)
             state = advance(state, own)
-            take(rows, False, at_row(x, t, s, first), x.of_step, x.of_unit, n, count, BLOCK * x.of_step)
+            source, target = at_row(x, t, s, first), at_row(y, t, s, first)
+            if n == 1 and len(sos) <= LANES:
+                _run_alone(pointer(sos), state, len(sos), source, x.of_step, target, y.of_step, tables, count)
+                continue
+            take(rows, False, source, x.of_step, x.of_unit, n, count, BLOCK * x.of_step)
             for k in range(len(sos)):
                 _run(advance(pointer(sos), 6 * k), advance(state, 2 * k * LANES), rows, rows, count)
-            put(at_row(y, t, s, first), False, rows, y.of_step, y.of_unit, n, count, BLOCK * y.of_step)
+            put(target, False, rows, y.of_step, y.of_unit, n, count, BLOCK * y.of_step)
     keep_alive(room)
+    keep_alive(of_one)
+
+
+# With u at a step, z' = a1 z + a2 z_before + (c1 u + c2 u_before), where a1 and a2 have the other sign: from z to z'
+# there is one product, and from z_before two in two steps.
 
 
 @numba.njit(**INNER_JIT)
 def _run(c, state, x, y, count):
-    """Run a section over a block. Of its state, z' needs no more than one product of z: its latency is a step's."""
-    size, z, w = lanes(state), load(state, 0), load(state, lanes(state))
-    b0, b1, b2, a1, a2 = c[0], c[1], c[2], -c[4], -c[5]
+    """Run a section over a block."""
+    size, z, w, before = lanes(state), load(state, 0), load(state, lanes(state)), zeros(state)
+    b0, a1, a2 = c[0], -c[4], -c[5]
+    c1, c2 = c[1] + a1 * b0, c[2] + a2 * b0
     for i in range(count):
         u = load(x, i * size)
-        out = fma(b0, u, z)
-        store(y, i * size, out)
-        z, w = fma(a1, out, fma(b1, u, w)), fma(a2, out, b2 * u)
+        added = fma(c1, u, w)
+        store(y, i * size, fma(b0, u, z))
+        z, before, w = fma(a1, z, fma(a2, before, added)), z, c2 * u
     store(state, 0, z)
-    store(state, size, w)
+    store(state, size, fma(a2, before, w))
+
+
+@numba.njit(**INNER_JIT)
+def _run_alone(c, state, order, x, of_x, y, of_y, tables, count):
+    """Run up to `LANES` sections of a single chain: lane k has section k, 2k steps behind the first."""
+    size, lag = lanes(state), 2 * (order - 1)
+    stairs, outputs = advance(tables, 6 * size), advance(tables, (6 + 2 * LANES) * size)
+    for k in range(order):
+        b0, a1, a2 = c[6 * k], -c[6 * k + 4], -c[6 * k + 5]
+        tables[k], tables[size + k], tables[2 * size + k] = b0, a1, a2
+        tables[3 * size + k], tables[4 * size + k] = c[6 * k + 1] + a1 * b0, c[6 * k + 2] + a2 * b0
+        tables[5 * size + k], outputs[k] = state[2 * k * size], state[(2 * k + 1) * size]
+    b0, a1, a2 = load(tables, 0), load(tables, size), load(tables, 2 * size)
+    c1, c2, z, w = load(tables, 3 * size), load(tables, 4 * size), load(tables, 5 * size), load(outputs, 0)
+    before = last = out = zeros(state)
+    for i in range(count + lag):
+        u = shift_in(np.float64(x[i * of_x]) if i < count else 0.0, last)
+        last, out = out, fma(b0, u, z)
+        store(outputs, i * size, out)
+        next_z, next_before, next_w = fma(a1, z, fma(a2, before, fma(c1, u, w))), z, c2 * u
+        if i < lag or i >= count:  # lanes that have not begun, or are done, keep their states
+            running = load(stairs, min(i, lag) * size)
+            if i >= count:
+                running = running - load(stairs, (i - count) * size)
+            next_z, next_w = select_positive(running, next_z, z), select_positive(running, next_w, w)
+            next_before = select_positive(running, next_before, before)
+        z, before, w = next_z, next_before, next_w
+    for i in range(count):
+        put_number(y, i * of_y, outputs[(i + lag) * size + order - 1])
+    store(tables, 0, z)
+    store(tables, size, fma(a2, before, w))
+    for k in range(order):
+        state[2 * k * size], state[(2 * k + 1) * size] = tables[k], tables[size + k]
 
 
 @parallel(**JIT)

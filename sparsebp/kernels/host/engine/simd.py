@@ -1000,6 +1000,18 @@ def _widened(builder: Any, ty: SimdType, narrow: SimdType, value: Any) -> Any:
 
 
 @intrinsic
+def shift_in(typingctx: Any, number: Any, x: Any) -> Any:
+    """Return a number in the first lane, and in each other one what the lane before it had in `x`."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        one = as_vector(context, builder, x, args[0], number)
+        order = [x.lanes, *range(x.lanes - 1)]
+        return builder.shuffle_vector(args[1], one, ir.Constant(ir.VectorType(ir.IntType(32), x.lanes), order))
+
+    return x(number, x), codegen
+
+
+@intrinsic
 def turn(typingctx: Any, source: Any, apart: Any, n: Any, out: Any, row: Any, block: Any) -> Any:
     """Transpose a square, a vector each way: store all its columns as rows but the last, and return that.
 
