@@ -653,9 +653,9 @@ class LinearRecurrenceKernels(Launcher):
         """Return the numbers that all launches of a recurrence end with, the chunks, and the defines."""
         steps, batch, units = numbers.shape
         chunks, pairs = linear_chunks(steps, batch * units), int(numbers.dtype.kind == "c")
-        of_a, of_reset = _apart(*a.shape[:2], a.shape[2] // (1 + pairs)), (0, 0, 0)
+        of_a, of_reset = _neighbours(*a.shape[:2], a.shape[2] // (1 + pairs)), (0, 0, 0)
         if reset is not None:
-            reset, of_reset = self.xp.ascontiguousarray(reset).view(np.uint8), _apart(*reset.shape)
+            reset, of_reset = self.xp.ascontiguousarray(reset).view(np.uint8), _neighbours(*reset.shape)
         sizes = map(np.int64, (*of_a, *of_reset, steps, batch * units, units))
         return (reset, *sizes, np.int32(reverse), np.int64(chunks)), chunks, c_types(REAL=h) | {"PAIRS": pairs}
 
@@ -704,7 +704,7 @@ class LinearRecurrenceKernels(Launcher):
         self._launch("recurrence.cu", name, defines, ceil_div(int(count), BLOCK), (BLOCK,), args)
 
 
-def _apart(steps: int, batch: int, units: int) -> tuple[int, int, int]:
+def _neighbours(steps: int, batch: int, units: int) -> tuple[int, int, int]:
     """Return how far neighbours lie apart in steps, samples and units; 0 along an axis of one, which all share."""
     return batch * units if steps > 1 else 0, units if batch > 1 else 0, int(units > 1)
 

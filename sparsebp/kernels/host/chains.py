@@ -69,7 +69,7 @@ def strided(array: Array) -> Rows:
 
 # The functions below are compiled: their arguments are rows, pointers, flags and bounds. Chain number c of a group is
 # unit ``first + c`` of a sample; callers swap samples and units as they like.
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def,assignment"
 
 
 @parallel(**JIT)

@@ -277,9 +277,9 @@ def _run_forward(frame, like):
     rows = (_rows(a, of_a, 0 if form[0] else 1, like), _rows(b, sizes, 1, like), state, _rows(h, sizes, 1, like))
     if _is_narrow(sizes, pairs):
         x, y, start, out = rows
-        run = _chains(sizes, pairs), 1, pairs, _reverse(frame), False
+        narrow = _chains(sizes, pairs), 1, pairs, _reverse(frame), False
         own = _apart(x, pairs), _apart(y, pairs), _apart(start, pairs), _apart(out, pairs)
-        chains.forward(ALONE, 1, run, _double(), _ends(lengths, sizes, pairs, with_lengths), _no_reset(), own)
+        chains.forward(ALONE, 1, narrow, _double(), _ends(lengths, sizes, pairs, with_lengths), _no_reset(), own)
         return 0
     team, threads = atomic_load(_published()), atomic_load(_published() + 8)
     parts, samples, block = divide(3 * steps * batch * width, threads <= 1, batch, width)
@@ -304,12 +304,12 @@ def _run_backward(frame, like):
     start, out, at_out = _rows(h0, state, 1, like), _rows(h, sizes, 1, like), _rows(gh, sizes, 1, like)
     at_start, at_b = _rows(gh0, state, 1, like), _rows(gb, sizes, 1, like)
     if _is_narrow(sizes, pairs):
-        run_back = _chains(sizes, pairs), 1, pairs, _reverse(frame), False, summed
+        narrow = _chains(sizes, pairs), 1, pairs, _reverse(frame), False, summed
         own = (
             _apart(factors, pairs), _apart(start, pairs), _apart(out, pairs), _apart(at_out, pairs),
             _apart(at_start, pairs), _apart(at_a, pairs), _apart(at_b, pairs),
         )  # fmt: skip
-        chains.backward(ALONE, 1, run_back, _double(), _ends(lengths, sizes, pairs, with_lengths), _no_reset(), own)
+        chains.backward(ALONE, 1, narrow, _double(), _ends(lengths, sizes, pairs, with_lengths), _no_reset(), own)
         return 0
     pieces = _same_rows(at_a, np.zeros(len(at_a.values) if summed else 0, at_a.values.dtype))
     rows = (factors, factors, start, out, at_out, at_start, pieces, at_a, at_b, _no_reset())
