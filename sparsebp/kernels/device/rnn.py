@@ -653,7 +653,7 @@ class LinearRecurrenceKernels(Launcher):
         """Return the numbers that all launches of a recurrence end with, the chunks, and the defines."""
         steps, batch, units = numbers.shape
         chunks, pairs = linear_chunks(steps, batch * units), int(numbers.dtype.kind == "c")
-        of_a, of_reset = _neighbours(*a.shape[:2], a.shape[2] // (1 + pairs)), (0, 0, 0)
+        of_a, of_reset = _neighbours(len(a), a.shape[1], a.shape[2] // (1 + pairs)), (0, 0, 0)
         if reset is not None:
             reset, of_reset = self.xp.ascontiguousarray(reset).view(np.uint8), _neighbours(*reset.shape)
         sizes = map(np.int64, (*of_a, *of_reset, steps, batch * units, units))
