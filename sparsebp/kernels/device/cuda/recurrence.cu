@@ -249,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(256) linear_combine(
 }
 
 // A thread a chain and chunk. carries: the states before all chunks but the first.
-extern "C" __global__ void __launch_bounds__(256) linear_recurrence(
+extern "C" __global__ void __launch_bounds__(256, 1) linear_recurrence(
     const real* __restrict__ a, const real* __restrict__ b, const real* __restrict__ h0,
     const int64* __restrict__ lengths, real* __restrict__ h, const real* __restrict__ carries, GIVEN_SIZES, int64 steps, int64 count, int64 units, int reverse, int64 chunks) {
     const int64 thread = int64(blockIdx.x) * blockDim.x + threadIdx.x, chunk = thread / count, element = thread % count;
