@@ -203,7 +203,11 @@ def test_wrong_arguments_are_refused():
         (DTypeError, "b has", (a, b.astype(np.float16)), {}),
         (DTypeError, "a has", (a, b.astype(complex)), {}),
         (DTypeError, "h0 has", (a, b, h0.astype(np.float32)), {}),
-        (ShapeError, "b has", (a, b[0]), {}),
+        (ShapeError, "b has", (a, b[None]), {}),
+        (ShapeError, "a has", (a, b[0]), {}),
+        (OptionError, "dim", (a, b), {"dim": 3}),
+        (DTypeError, "reset has", (a, b), {"reset": a}),
+        (ShapeError, "reset has", (a, b), {"reset": a[:2] > 0}),
         (ShapeError, "a has", (a[0], b), {}),
         (ShapeError, "a has", (a[:2], b), {}),
         (ShapeError, "h0 has", (a, b, h0[:1]), {}),
@@ -223,3 +227,31 @@ def test_wrong_arguments_are_refused():
     ]:
         with pytest.raises(error, match=match):
             sb.linear_recurrence_vjp(*args)
+
+
+@pytest.mark.parametrize("hidden", [1, 3, 8])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_few_states_are_summed_in_double_precision(hidden, dim):
+    """One by one in float32, 10⁵ terms of 0.1 would lose 1e-4."""
+    b = np.full((100_000, hidden) if dim == 0 else (hidden, 100_000), 0.1, np.float32)
+    h = sb.linear_recurrence(np.ones((1, 1), np.float32), b, dim=dim)
+    np.testing.assert_allclose(np.take(h, -1, dim), b.dtype.type(0.1).astype(float) * 100_000, rtol=1e-7)
+
+
+@pytest.mark.parametrize("hidden", [1, 5, 40])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_reset_clears_nan_and_infinity(backend, reverse, hidden):
+    """Also on the way back, where no gradient of the other side of a reset arrives."""
+    rng, shape, cut = np.random.default_rng(0), (9, 2, hidden), np.zeros((9, 1, 1), bool)
+    a, b, grad_h = (rng.standard_normal(shape) for _ in range(3))
+    cut[5] = True
+    b[7 if reverse else 2], grad_h[3 if reverse else 6] = np.inf, np.nan
+    with backend.in_use():
+        given = [backend.array(array) for array in (a, b, grad_h, cut)]
+        h = sb.linear_recurrence(given[0], given[1], reverse=reverse, reset=given[3])
+        grads = sb.linear_recurrence_vjp(given[0], h, given[2], reverse=reverse, reset=given[3])
+    own, other = (slice(0, 6), slice(6, 9)) if reverse else (slice(5, 9), slice(0, 5))
+    assert np.isfinite(backend.numpy(h)[own]).all()
+    assert np.isfinite(backend.numpy(grads.b)[other]).all()
+    assert not backend.numpy(grads.a)[5].any()
+    np.testing.assert_array_equal(backend.numpy(h)[5], b[5])
