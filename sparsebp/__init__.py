@@ -45,6 +45,8 @@ if TYPE_CHECKING:
         plan_scan,
         selective_scan,
         selective_scan_vjp,
+        sosfilt,
+        sosfilt_vjp,
     )
     from sparsebp.solvers import least_squares, multigrid
     from sparsebp.train import verify
@@ -72,6 +74,7 @@ _HOMES = {
     "sparsebp.runtime.launch": ("connect",),
     "sparsebp.scan": (
         "ScanPlan", "linear_recurrence", "linear_recurrence_vjp", "plan_scan", "selective_scan", "selective_scan_vjp",
+        "sosfilt", "sosfilt_vjp",
     ),
     "sparsebp.solvers": ("least_squares",),
 }  # fmt: skip
@@ -81,8 +84,8 @@ __all__ = [
     "backend", "connect", "data", "errors", "ewm", "gae", "gradient_flow", "hidden_jacobians", "interop", "jacobian_t",
     "jacobians", "least_squares", "linear_recurrence", "linear_recurrence_vjp", "lyapunov", "models", "multigrid", "nn",
     "optim", "patterns", "plan_assembly", "plan_factor", "plan_product", "plan_scan", "products", "prune", "returns",
-    "run_ranks", "runtime", "scan", "schedule", "selective_scan", "selective_scan_vjp", "solvers", "sparse_hessian",
-    "sparse_jacobian", "td_lambda", "threads", "train", "value_and_grad", "verify", "vtrace",
+    "run_ranks", "runtime", "scan", "schedule", "selective_scan", "selective_scan_vjp", "solvers", "sosfilt",
+    "sosfilt_vjp", "sparse_hessian", "sparse_jacobian", "td_lambda", "threads", "train", "value_and_grad", "verify", "vtrace",
 ]  # fmt: skip
 
 

@@ -21,7 +21,15 @@ from sparsebp.kernels.spec import UPDATE_OPTIONS
 from sparsebp.patterns.pattern import SparsityPattern, color_columns, color_symmetric
 from sparsebp.products.factor import plan_factor
 from sparsebp.products.product import ProductPlan, candidates_of_structure, plan_addition, plan_by, plan_product
-from sparsebp.scan import linear_recurrence, linear_recurrence_vjp, plan_scan, selective_scan, selective_scan_vjp
+from sparsebp.scan import (
+    linear_recurrence,
+    linear_recurrence_vjp,
+    plan_scan,
+    selective_scan,
+    selective_scan_vjp,
+    sosfilt,
+    sosfilt_vjp,
+)
 
 # Small computations that between them call every kernel of the CPU, so that all are compiled and kept on disk.
 
@@ -145,7 +153,10 @@ def _scans(dtype: np.dtype) -> None:
 def _linear_recurrences(dtype: np.dtype) -> None:
     k, h, x, h0 = kernels.get(np), *(np.ones((_SAMPLES, 2, size), dtype) for size in (5, 10)), np.ones((2, 5), dtype)
     out, back, none = np.empty_like(h), np.empty_like(x), np.empty_like(h0)
-    linear_recurrence_vjp(h, linear_recurrence(h, h), h)
+    for one in (h[:, :1, :1], h, x):  # few states, chains and rows
+        linear_recurrence_vjp(one, linear_recurrence(one, one), one)
+    section = np.eye(1, 6, 3)
+    sosfilt_vjp(section, h, sosfilt(section, h).saved, h)
     k.min_gru_forward(x, h0, None, "tanh", False, out)
     k.min_gru_backward(x, out, h, h0, None, "tanh", False, back, none)
     states, w = np.zeros((_SAMPLES + 1, 2, 5), dtype), np.ones((10, 5), dtype)

@@ -136,11 +136,6 @@ def mapped(
     return rule
 
 
-def _reals(array: np.ndarray) -> np.ndarray:
-    """Return complex numbers as pairs of reals."""
-    return array.view(array.real.dtype)
-
-
 def _steps_of(lengths: Sequence[np.ndarray], steps: int) -> np.ndarray | None:
     for of_sample in lengths:
         if len(of_sample) and not 0 <= of_sample.min() <= of_sample.max() <= steps:
@@ -155,8 +150,7 @@ def _forward_shape(a: Shape, b: Shape, h0: Shape, *lengths: Shape, reverse: bool
 
 def _run_forward(given: Sequence[np.ndarray], results: Sequence[np.ndarray], reverse: bool) -> None:
     a, b, h0, *lengths = given
-    operands = (*map(_reals, (a, b, h0)), _steps_of(lengths, len(b)))
-    kernels.get(np).linear_recurrence(*operands, b.dtype.kind == "c", reverse, _reals(results[0]))
+    kernels.get(np).linear_recurrence(a, b, h0, _steps_of(lengths, len(b)), None, reverse, results[0])
 
 
 def _forward_handler(dtype: np.dtype, *, reverse: bool) -> Native:
@@ -174,8 +168,7 @@ def _backward_shape(a: Shape, h: Shape, gh: Shape, h0: Shape, *lengths: Shape, r
 
 def _run_backward(given: Sequence[np.ndarray], results: Sequence[np.ndarray], reverse: bool) -> None:
     a, h, gh, h0, *lengths = given
-    operands = (*map(_reals, (a, h, gh, h0)), _steps_of(lengths, len(h)))
-    kernels.get(np).linear_recurrence_grad(*operands, h.dtype.kind == "c", reverse, *map(_reals, results))
+    kernels.get(np).linear_recurrence_grad(a, h, gh, h0, _steps_of(lengths, len(h)), None, reverse, *results)
 
 
 def _backward_handler(dtype: np.dtype, *, reverse: bool) -> Native:

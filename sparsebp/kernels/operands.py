@@ -270,9 +270,10 @@ class WeightSums(NamedTuple):
 
 _CLASSES: dict[str, tuple[np.dtype, ...]] = {
     "real": FLOAT_DTYPES,
+    "number": (*FLOAT_DTYPES, np.dtype(np.complex64), np.dtype(np.complex128)),
     "index": INDEX_DTYPES,
     "position": (np.dtype(np.uint16), np.dtype(np.uint32)),
     "word": (np.dtype(np.uint32), np.dtype(np.uint64)),
     "winner": (np.dtype(np.uint8), np.dtype(np.int32)),
 }
-"""Names for one of two dtypes, the same for all arrays of a call."""
+"""Names for one of some dtypes, the same for all arrays of a call."""

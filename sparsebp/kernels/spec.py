@@ -4,15 +4,16 @@ A row names the arguments in their order, one ``name (shape) dtype`` for each ar
 
 - A capital names a size. The arrays of a call agree about it; `B` is the batch. Small letters are whole-number
   arguments. ``B*`` is 1 (values shared by the batch) or B, and B is then what the operands have.
-- ``real`` is float32 or float64, the same for all real arguments of a call; ``index`` is int32 or int64, ``position``
-  uint16 or uint32, ``word`` uint32 or uint64, ``winner`` uint8 or int32. Other dtypes are NumPy's.
+- ``real`` is float32 or float64, the same for all real arguments of a call; ``number`` may be complex, too. ``index``
+  is int32 or int64, ``position`` uint16 or uint32, ``word`` uint32 or uint64, ``winner`` uint8 or int32. Other dtypes
+  are NumPy's.
 - An array with a question mark may be None. One that is ``written`` must not be read-only.
 - Tuples of arrays, ``name: Class``, state the same of their fields in `sparsebp.kernels.operands`.
 
 Conventions
 -----------
-- Every array is C-contiguous, and all are on the host or on one device. The caller allocates what is written; a kernel
-  allocates scratch only. Outputs never alias inputs.
+- Every array that is not ``strided`` is C-contiguous, and all are on the host or on one device. The caller allocates
+  what is written; a kernel allocates scratch only. Outputs never alias inputs.
 - The batch is **last** in everything that belongs to a Jacobian, a product or a scan; recurrent layers are time-major
   as in torch.nn: ``(T, B, ...)``.
 - A kernel writes its results and returns nothing. A method that returns something asks about sizes: it runs nothing.
@@ -454,48 +455,57 @@ class Kernels:
     )
 
     # Linear recurrences, element by element (Blelloch, "Prefix sums and their applications", 1990, section 1.4). The
-    # factors may be shared by steps, samples and units. With `pairs`, W numbers are W / 2 complex ones, each the real
-    # part and the imaginary one. Of sample b, steps from ``lengths[b]`` on do not take part: all that is written for
-    # them is zero.
+    # factors and resets may be shared by steps, samples and units. Where `reset` is true, the state before a step is
+    # zero, whatever it was. Of sample b, steps from ``lengths[b]`` on do not take part: all that is written for them is
+    # zero.
 
     linear_recurrence = kernel(
-        """a (Ta, Ba, Wa) real; b (T, B, W) real; h0 (B, W) real; lengths (B) int64?; pairs: bool; reverse: bool;
-        h (T, B, W) real written""",
+        """a (Ta, Ba, Ha) number strided; b (T, B, H) number strided; h0 (B, H) number strided; lengths (B) int64?;
+        reset (Tr, Br, Hr) bool? strided; reverse: bool; h (T, B, H) number strided written""",
         """``h[t] = a[t] * h[t-1] + b[t]`` with ``h[-1] = h0``; `reverse` goes from a sample's last step to the first.
 
-        An axis of a has the length of b's, or 1.""",
-        "check_factors(a, b, pairs)",
+        An axis of a and of reset has the length of b's, or 1.""",
+        "check_shared('a', a, b)",
+        "reset is None or check_shared('reset', reset, b)",
     )
     linear_recurrence_grad = kernel(
-        """a (Ta, Ba, Wa) real; h (T, B, W) real; gh (T, B, W) real; h0 (B, W) real; lengths (B) int64?;
-        pairs: bool; reverse: bool; ga (Ta, B, W) real written; gb (T, B, W) real written; gh0 (B, W) real written""",
+        """a (Ta, Ba, Ha) number strided; h (T, B, H) number strided; gh (T, B, H) number strided;
+        h0 (B, H) number strided; lengths (B) int64?; reset (Tr, Br, Hr) bool? strided; reverse: bool;
+        ga (Ta, B, H) number strided written; gb (T, B, H) number strided written; gh0 (B, H) number strided written""",
         """The transpose of `linear_recurrence`, for gh the gradient at h, which arrives at every step.
 
         ``gb[t] = gh[t] + conj(a[t+1]) * gb[t+1]``, ``ga[t] = gb[t] * conj(h[t-1])`` and ``gh0 = conj(a[0]) * gb[0]``.
         A factor that all steps share gets the sum of its gradients over the steps; sums over samples and units are the
         caller's.""",
-        "check_factors(a, h, pairs)",
+        "check_shared('a', a, h)",
+        "reset is None or check_shared('reset', reset, h)",
     )
 
-    # The minGRU (Feng et al., "Were RNNs All We Needed?", 2024, section 3.1) as a linear recurrence.
+    # The minGRU and, with three parts of x, the minLSTM (Feng et al., "Were RNNs All We Needed?", 2024, sections 3.1
+    # and 3.2) as linear recurrences.
 
     min_gru_forward = kernel(
-        """x (T, B, 2 * H) real; h0 (B, H) real; lengths (B) int64?; nonlinearity: str; reverse: bool;
+        """x (T, B, G * H) real; h0 (B, H) real; lengths (B) int64?; nonlinearity: str; reverse: bool;
         h (T, B, H) real written""",
         """``h[t] = (1 - z) * h[t-1] + z * c`` with ``z = σ(u)``, ``c = c(v)`` and ``(u, v) = x[t]``, projected inputs.
+
+        Of a minLSTM ``(p, q, v) = x[t]``, and ``z = σ(p) / (σ(p) + σ(q))``.
 
         c is the function of `CANDIDATES` that `nonlinearity` names; `lengths` and `reverse` as in
         `linear_recurrence`.""",
         "check_choice('nonlinearity', nonlinearity, CANDIDATES)",
+        "G = parts_of(x, h)",
     )
     min_gru_backward = kernel(
-        """x (T, B, 2 * H) real; h (T, B, H) real; gh (T, B, H) real; h0 (B, H) real; lengths (B) int64?;
-        nonlinearity: str; reverse: bool; gx (T, B, 2 * H) real written; gh0 (B, H) real written""",
+        """x (T, B, G * H) real; h (T, B, H) real; gh (T, B, H) real; h0 (B, H) real; lengths (B) int64?;
+        nonlinearity: str; reverse: bool; gx (T, B, G * H) real written; gh0 (B, H) real written""",
         """The gradients of `min_gru_forward` at x and h0, for gh the gradient at h; gates are computed again.
 
         ``g[t] = gh[t] + (1 - z[t+1]) * g[t+1]``; the gradient at u is ``g (c - h[t-1]) z (1 - z)`` and at v
-        ``g z c'(v)``, where c' is 1 at the corner of `positive`.""",
+        ``g z c'(v)``, where c' is 1 at the corner of `positive`. Of a minLSTM those at p and q are
+        ``g (c - h[t-1]) z (1 - z)`` times 1 - σ(p), and times -(1 - σ(q)).""",
         "check_choice('nonlinearity', nonlinearity, CANDIDATES)",
+        "G = parts_of(x, h)",
     )
 
     # The selective scan (Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023, section
@@ -876,14 +886,16 @@ def input_size(rows: int, w_ih: Array | None, most: int) -> int:
     return features
 
 
-def check_factors(a: Array, b: Array, pairs: bool) -> None:
-    """Check that the factors of a linear recurrence fit its terms, and that pairs are whole."""
-    if pairs and b.shape[2] % 2:
-        raise ShapeError("Pairs are not whole", expected="an even number of reals", got=b.shape[2])
-    one = (1, 1, 2 if pairs else 1)
-    if any(n not in (each, full) for n, each, full in zip(a.shape, one, b.shape, strict=True)):
-        got = f"{a.shape} and {b.shape}"
-        raise ShapeError("a does not fit b", expected="each axis of a shared or as long as b's", got=got)
+def check_shared(name: str, shared: Array, b: Array) -> None:
+    """Check that the factors or resets of a linear recurrence fit its terms."""
+    if any(n not in (1, full) for n, full in zip(shared.shape, b.shape, strict=True)):
+        got = f"{shared.shape} and {b.shape}"
+        raise ShapeError(f"{name} does not fit b", expected="each axis 1 or as long as b's", got=got)
+
+
+def parts_of(x: Array, h: Array) -> int:
+    """Return into how many parts of H numbers a row of x falls: 2 of a minGRU, 3 of a minLSTM."""
+    return 3 if x.shape[2] == 3 * h.shape[2] else 2
 
 
 def check_states(kept: int, steps: int) -> None:

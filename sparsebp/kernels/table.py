@@ -15,7 +15,7 @@ from sparsebp.core.check import Array
 from sparsebp.core.errors import DTypeError, ShapeError
 from sparsebp.kernels.operands import _CLASSES, _OPERANDS
 
-_ARRAY = re.compile(r"(\w+) \((.*)\) (\w+)(\??)( written)?( = None)?")
+_ARRAY = re.compile(r"(\w+) \((.*)\) (\w+)(\??)( strided)?( written)?( = None)?")
 _SIZE = re.compile(r"([A-Z]\w*)( \+ 1)?")
 
 
@@ -26,6 +26,7 @@ class Argument(NamedTuple):
     dims: list[str]
     dtype: str
     there: str
+    strided: bool
     written: bool
 
     def sizes(self, bound: set[str]) -> list[str]:
@@ -83,7 +84,7 @@ def _parse(items: list[str]) -> tuple[list[str], list[Argument], list[str]]:
     parameters, arrays, lines = [], [], []
     for item in items:
         if array := _ARRAY.fullmatch(item):
-            parameters.append(f"{array[1]}: Array{' | None' * bool(array[4])}{array[6] or ''}")
+            parameters.append(f"{array[1]}: Array{' | None' * bool(array[4])}{array[7] or ''}")
             arrays.append(_argument(array))
             continue
         parameters.append(item)
@@ -98,9 +99,9 @@ def _parse(items: list[str]) -> tuple[list[str], list[Argument], list[str]]:
 
 
 def _argument(array: re.Match[str], there: str = "") -> Argument:
-    name, dims, dtype, optional, written, _ = array.groups()
+    name, dims, dtype, optional, strided, written, _ = array.groups()
     there = f"{name} is not None" if optional else there
-    return Argument(name, dims.split(", ") if dims else [], dtype, there, bool(written))
+    return Argument(name, dims.split(", ") if dims else [], dtype, there, bool(strided), bool(written))
 
 
 def _statements(arrays: list[Argument], checks: tuple[str, ...]) -> list[str]:
@@ -144,9 +145,9 @@ def _statements(arrays: list[Argument], checks: tuple[str, ...]) -> list[str]:
         last = f"1 if {array.name}.shape[-1:] == (1,) else B"
         shape = "".join(f"{last if dim == 'B*' else dim}, " for dim in array.dims)
         fits = f"{array.name}.dtype == _{array.dtype} and {array.name}.shape == ({shape})"
-        fits += f" and {array.name}.flags.c_contiguous"
+        fits += f" and {array.name}.flags.c_contiguous" * (not array.strided)
         fits += f" and getattr({array.name}.flags, 'writeable', True)" * array.written
-        wanted = f"dtype=_{array.dtype}, shape=({shape}), written={array.written}"
+        wanted = f"dtype=_{array.dtype}, shape=({shape}), contiguous={not array.strided}, written={array.written}"
         lines.append(f"if {_when(array)}not ({fits}):")
         lines.append(f"    check_array({array.name!r}, {array.name}, {wanted})")
     return lines
@@ -200,7 +201,7 @@ def _refuse_empty(name: str) -> None:
 
 _SCOPE = {
     "_PASSED": {np.ndarray},  # types that `namespace` has taken
-    **{f"_{name}": np.dtype(name) for name in ("float64", "int64", "int32", "uint16")},
+    **{f"_{name}": np.dtype(name) for name in ("float64", "int64", "int32", "uint16", "bool")},
     **{f.__name__: f for f in (batch_of, check_array, check_class, namespace, _refuse_empty)},
 }
 """Names that the functions see in addition to their module's."""

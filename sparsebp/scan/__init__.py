@@ -7,10 +7,13 @@ from sparsebp.scan.plan import ScanPlan, plan_scan
 from sparsebp.scan.recurrence import RecurrenceGrads, linear_recurrence, linear_recurrence_vjp
 from sparsebp.scan.report import LayerByLayer
 from sparsebp.scan.rules import Choice, choose_recurrent_backward
+from sparsebp.scan.sections import Filtered, FilterGrads, sosfilt, sosfilt_vjp
 from sparsebp.scan.selective import SelectiveScan, SelectiveScanGrads, selective_scan, selective_scan_vjp
 
 __all__ = [
     "Choice",
+    "FilterGrads",
+    "Filtered",
     "LayerByLayer",
     "RecurrenceGrads",
     "ScanPlan",
@@ -24,6 +27,8 @@ __all__ = [
     "plan_scan",
     "selective_scan",
     "selective_scan_vjp",
+    "sosfilt",
+    "sosfilt_vjp",
 ]
 
 

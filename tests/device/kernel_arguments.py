@@ -58,6 +58,7 @@ class Maker:
         self.dtype, self.batch, self.hidden = np.dtype(dtype), batch, hidden
         self.shared, self.values = shared, 1 if shared else batch
         self.steps, self.chunks, self.features = 7, chunks, {5: 3, 20: 1, 37: 8}.get(hidden, 2)
+        self.number = np.result_type(self.dtype, np.complex64) if shared else self.dtype
         self.rng = np.random.default_rng(0)
 
     def arguments(self, kernel: str) -> Arguments:
@@ -71,10 +72,13 @@ class Maker:
             if name not in given:
                 sizes["B*"] = self.values if name == shared else self.batch
                 array = arrays[name]
-                assert array.dtype in ("real", "float64"), f"{kernel}: {name} is not given"
+                assert array.dtype in ("real", "number", "float64"), f"{kernel}: {name} is not given"
                 shape = [sizes[dim] if dim in sizes else eval(dim, sizes) for dim in array.dims]
-                own = self.dtype if array.dtype == "real" else np.float64
-                found[name] = uninitialised(tuple(shape), own) if array.written else self.read(name, *shape)
+                own = {"real": self.dtype, "number": self.number}.get(array.dtype, np.float64)
+                if array.written:
+                    found[name] = uninitialised(tuple(shape), own)
+                else:
+                    found[name] = self.numbers(*shape) if array.dtype == "number" else self.read(name, *shape)
             else:
                 found[name] = given.pop(name)
         assert all(name[0].isupper() for name in given), f"{kernel} has no {given.keys()}"
@@ -85,6 +89,9 @@ class Maker:
         if name in ("gates", "var"):
             return self.gate(*shape)
         return self.real(*shape, scale=self.hidden**-0.5 if name == "w_hh" else 1.0)
+
+    def numbers(self, *shape: int) -> np.ndarray:
+        return self.real(*shape[:-1], shape[-1] * (1 + self.shared)).view(self.number)
 
     def real(self, *shape: int, scale: float = 1.0) -> np.ndarray:
         return (scale * self.rng.standard_normal(shape)).astype(self.dtype)
@@ -386,22 +393,24 @@ class Maker:
     def lstm_maps(self) -> Arguments:
         return {"C": 3}
 
-    # ---- linear recurrences: real ones, or complex ones with factors that steps and samples share ----
+    # ---- linear recurrences: real ones, or complex ones with factors and resets that steps or samples share ----
 
     def linear_recurrence(self) -> Arguments:
         """With a length for each sample and shared factors, or without; in either direction; with H = 37 in chunks."""
-        units, steps = 2 * self.hidden if self.shared else self.hidden, 256 if self.hidden == 37 else self.steps
+        steps = 256 if self.hidden == 37 else self.steps
         lengths = None if self.hidden == 37 else np.arange(self.batch) * 3 % (steps + 1)
         factors = {"Ta": 1, "Ba": 1} if self.shared else {"Ta": steps, "Ba": self.batch}
-        flags = {"lengths": lengths, "pairs": self.shared, "reverse": self.batch == 2}
-        return factors | flags | {"T": steps, "Wa": units, "W": units}
+        reset = None if self.hidden == 5 else self.rng.random((steps, 1 if self.shared else self.batch, 1)) < 0.1
+        flags = {"lengths": lengths, "reset": reset, "reverse": self.batch == 2}
+        return factors | flags | {"T": steps, "Ha": self.hidden}
 
     linear_recurrence_grad = linear_recurrence
 
     def min_gru_forward(self) -> Arguments:
         function = "positive" if self.shared else {5: "tanh", 37: "identity"}.get(self.hidden, "positive")
         given = self.linear_recurrence()
-        return {name: given[name] for name in ("T", "lengths", "reverse")} | {"nonlinearity": function}
+        parts = {"G": 3 if self.batch == 2 else 2}  # a minLSTM, or a minGRU
+        return {name: given[name] for name in ("T", "lengths", "reverse")} | {"nonlinearity": function} | parts
 
     min_gru_backward = min_gru_forward
 

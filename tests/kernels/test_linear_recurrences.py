@@ -23,8 +23,8 @@ def test_equal_terms_are_a_geometric_series(backend, reverse, dtype):
         backend.zeros((2, 35), dtype),
     )
     h, gb, ga, gh0 = (backend.empty(each, dtype) for each in (shape, shape, (1, 2, 35), (2, 35)))
-    backend.kernels.linear_recurrence(a, b, h0, None, False, reverse, h)
-    backend.kernels.linear_recurrence_grad(a, h, b, h0, None, False, reverse, ga, gb, gh0)
+    backend.kernels.linear_recurrence(a, b, h0, None, None, reverse, h)
+    backend.kernels.linear_recurrence_grad(a, h, b, h0, None, None, reverse, ga, gb, gh0)
     series = 2 - 0.5 ** np.arange(steps)
     one, other = (series[::-1], series) if reverse else (series, series[::-1])
     np.testing.assert_array_equal(backend.numpy(h), np.broadcast_to(one[:, None, None], shape))
@@ -33,33 +33,39 @@ def test_equal_terms_are_a_geometric_series(backend, reverse, dtype):
     np.testing.assert_array_equal(backend.numpy(gh0), series[-1] / 2)
 
 
-def test_factors_and_pairs_that_do_not_fit_are_refused(backend):
+def test_factors_and_resets_that_do_not_fit_are_refused(backend):
     b, h0 = backend.zeros((5, 3, 7), np.float64), backend.zeros((3, 7), np.float64)
     for shape in ((4, 3, 7), (5, 2, 7), (5, 3, 2), (0, 3, 7)):
         with pytest.raises(ShapeError, match="a does not fit"):
-            backend.kernels.linear_recurrence(backend.zeros(shape, np.float64), b, h0, None, False, False, b)
-    with pytest.raises(ShapeError, match="Pairs"):
-        backend.kernels.linear_recurrence(b, b, h0, None, True, False, b)
+            backend.kernels.linear_recurrence(backend.zeros(shape, np.float64), b, h0, None, None, False, b)
+        with pytest.raises(ShapeError, match="reset does not fit"):
+            backend.kernels.linear_recurrence(b, b, h0, None, backend.zeros(shape, np.bool_), False, b)
 
 
 @given(
     steps=sizes(0, 40), batch=sizes(0, 5), hidden=sizes(0, 70), dtype=reals, nonlinearity=st.sampled_from(CANDIDATES),
-    reverse=st.booleans(), with_lengths=st.booleans(), scale=st.sampled_from([1.0, 20.0, 400.0]), seed=seeds,
+    reverse=st.booleans(), with_lengths=st.booleans(), scale=st.sampled_from([1.0, 20.0, 400.0]),
+    parts=st.sampled_from([2, 3]), seed=seeds,
 )  # fmt: skip
 def test_min_gru_and_its_gradients(
-    backend, steps, batch, hidden, dtype, nonlinearity, reverse, with_lengths, scale, seed
+    backend, steps, batch, hidden, dtype, nonlinearity, reverse, with_lengths, scale, parts, seed
 ):  # fmt: skip
-    """Against a loop in double precision and PyTorch's gradients, zeros among the inputs, gates shut and open."""
+    """Against a loop in double precision and PyTorch's gradients, zeros among the inputs, gates shut and open.
+
+    With three parts a minLSTM, both of whose gates may be too small for float32.
+    """
     rng, shape = np.random.default_rng(seed), (steps, batch, hidden)
     x, gh, h0 = (
-        normal(rng, (steps, batch, 2 * hidden), dtype, scale),
+        normal(rng, (steps, batch, parts * hidden), dtype, scale),
         normal(rng, shape, dtype),
         normal(rng, shape[1:], dtype),
     )
     x[rng.random(x.shape) < 0.1] = 0
     lengths = rng.integers(0, steps + 1, batch) if with_lengths else np.full(batch, steps)
     wide_x, start = (torch.from_numpy(array.astype(np.float64)).requires_grad_() for array in (x, h0))
-    z, v = torch.sigmoid(wide_x[..., :hidden]), wide_x[..., hidden:]
+    *gates, v = (wide_x[..., k * hidden : (k + 1) * hidden] for k in range(parts))
+    u = gates[0] if parts == 2 else torch.nn.functional.logsigmoid(gates[0]) - torch.nn.functional.logsigmoid(gates[1])
+    z = torch.sigmoid(u)
     positive = torch.where(v >= 0, v + 0.5, torch.sigmoid(v))
     c = {"identity": v, "tanh": torch.tanh(v), "positive": positive}[nonlinearity]
     want, state = torch.zeros(shape, dtype=torch.float64), start

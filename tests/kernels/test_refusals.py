@@ -74,7 +74,7 @@ def wrongs(kernel: str, name: str, value: np.ndarray) -> Iterator[tuple[type[Spa
                 longer = np.concatenate([value, np.take(value, [-1], axis) if value.size else value[:1]], axis)
                 if longer.shape != value.shape:
                     yield ShapeError, longer, False
-    if value.ndim and value.size > 1:
+    if value.ndim and value.size > 1 and not (stated and stated.strided):
         strided = np.repeat(value, 2, axis=-1)[..., ::2]
         yield LayoutError, strided, True
     if stated.written if stated else listed in WRITTEN_LISTS.get(kernel, ()):

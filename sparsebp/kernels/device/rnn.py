@@ -14,7 +14,7 @@ from sparsebp.core.cublas import matmul
 from sparsebp.core.errors import OptionError
 from sparsebp.kernels.device.launch import BLOCK, MAX_THREADS, WARP, Defines, Launcher, c_types, ceil_div, thread_block
 from sparsebp.kernels.operands import WeightSums
-from sparsebp.kernels.spec import CANDIDATES, CHUNK, MOST_INPUTS, room_for, room_for_sums
+from sparsebp.kernels.spec import CANDIDATES, CHUNK, MOST_INPUTS, parts_of, room_for, room_for_sums
 
 # Rows of a chunk's matrix that a lane holds, chosen by the cycles of a step of the reduction.
 #
@@ -613,41 +613,57 @@ class LinearRecurrenceKernels(Launcher):
     """Device side of linear recurrences in `sparsebp.kernels.spec.Kernels`: a thread a unit of a sample, and chunk."""
 
     def linear_recurrence(
-        self, a: Array, b: Array, h0: Array, lengths: Array | None, pairs: bool, reverse: bool, h: Array
+        self, a: Array, b: Array, h0: Array, lengths: Array | None, reset: Array | None, reverse: bool, h: Array
     ) -> None:
         """Every thread runs down the steps; those of chunks know the states before them."""
-        sizes, chunks, defines = self._sizes(a, h, pairs, reverse)
+        a, b, h0, out = self._packed(a, b, h0, written=(h,))
+        sizes, chunks, defines = self._sizes(a, out, reset, h, reverse)
+        count = sizes[8] * chunks
         carries = self._carries("linear", (a, b), h0, lengths, h0, sizes, chunks, defines, back=False)
-        self._chains("linear_recurrence", defines, sizes[4] * chunks, (a, b, h0, lengths, h, carries, *sizes))
+        self._chains("linear_recurrence", defines, count, (a, b, h0, lengths, out, carries, *sizes))
+        _unpack(out, h)
 
     def linear_recurrence_grad(
-        self, a: Array, h: Array, gh: Array, h0: Array, lengths: Array | None, pairs: bool, reverse: bool, ga: Array,
-        gb: Array, gh0: Array,
+        self, a: Array, h: Array, gh: Array, h0: Array, lengths: Array | None, reset: Array | None, reverse: bool,
+        ga: Array, gb: Array, gh0: Array,
     ) -> None:  # fmt: skip
         """The same, from the last step to the first."""
-        sizes, chunks, defines = self._sizes(a, h, pairs, reverse)
+        summed, numbers = len(ga) != len(h), h
+        a, h, gh, h0, *out = self._packed(a, h, gh, h0, written=(ga, gb, gh0))
+        to_a, to_b, to_h0 = out
+        sizes, chunks, defines = self._sizes(a, h, reset, numbers, reverse)
         carries = self._carries("linear", (a, gh), None, lengths, h0, sizes, chunks, defines, back=True)
-        summed = len(ga) != len(h)
-        of_a = self.xp.empty((chunks, *ga.shape[1:]), ga.dtype) if summed and chunks > 1 else ga
-        args = (a, h, gh, h0, lengths, of_a, gb, gh0, carries, *sizes, np.int32(summed))
-        self._chains("linear_recurrence_grad", defines, sizes[4] * chunks, args)
-        if of_a is not ga:
-            ga[0] = of_a.sum(axis=0)
+        of_a = self.xp.empty((chunks, *to_a.shape[1:]), to_a.dtype) if summed and chunks > 1 else to_a
+        args = (a, h, gh, h0, lengths, of_a, to_b, to_h0, carries, *sizes, np.int32(summed))
+        self._chains("linear_recurrence_grad", defines, sizes[8] * chunks, args)
+        if of_a is not to_a:
+            to_a[0] = of_a.sum(axis=0)
+        for found, target in zip(out, (ga, gb, gh0), strict=True):
+            _unpack(found, target)
 
-    def _sizes(self, a: Array, h: Array, pairs: bool, reverse: bool) -> tuple[tuple[Any, ...], int, Defines]:
+    def _packed(self, *given: Array, written: tuple[Array, ...]) -> list[Array]:
+        """Return C-contiguous arrays of reals, a complex number two of them, with the steps first: lanes are units."""
+        arrays = [*map(self.xp.ascontiguousarray, given)]
+        arrays += [each if each.flags.c_contiguous else self.xp.empty(each.shape, each.dtype) for each in written]
+        return [each.view(each.real.dtype) if each.dtype.kind == "c" else each for each in arrays]
+
+    def _sizes(
+        self, a: Array, h: Array, reset: Array | None, numbers: Array, reverse: bool
+    ) -> tuple[tuple[Any, ...], int, Defines]:
         """Return the numbers that all launches of a recurrence end with, the chunks, and the defines."""
-        steps, batch, width = h.shape
-        units, of_units = (n // (1 + pairs) for n in (width, a.shape[2]))
-        of_step, of_sample = a.shape[1] * of_units if len(a) > 1 else 0, of_units if a.shape[1] > 1 else 0
-        chunks = linear_chunks(steps, batch * units)
-        sizes = map(np.int64, (of_step, of_sample, int(of_units > 1), steps, batch * units, units))
-        return (*sizes, np.int32(reverse), np.int64(chunks)), chunks, c_types(REAL=h) | {"PAIRS": int(pairs)}
+        steps, batch, units = numbers.shape
+        chunks, pairs = linear_chunks(steps, batch * units), int(numbers.dtype.kind == "c")
+        of_a, of_reset = _neighbours(len(a), a.shape[1], a.shape[2] // (1 + pairs)), (0, 0, 0)
+        if reset is not None:
+            reset, of_reset = self.xp.ascontiguousarray(reset).view(np.uint8), _neighbours(*reset.shape)
+        sizes = map(np.int64, (*of_a, *of_reset, steps, batch * units, units))
+        return (reset, *sizes, np.int32(reverse), np.int64(chunks)), chunks, c_types(REAL=h) | {"PAIRS": pairs}
 
     def min_gru_forward(
         self, x: Array, h0: Array, lengths: Array | None, nonlinearity: str, reverse: bool, h: Array
     ) -> None:
         """As `linear_recurrence`; factors are made of x as it is read."""
-        sizes, chunks, defines = self._gated_sizes(h, nonlinearity, reverse)
+        sizes, chunks, defines = self._gated_sizes(x, h, nonlinearity, reverse)
         carries = self._carries("min_gru", (x, None), h0, lengths, h0, sizes, chunks, defines, back=False)
         self._chains("min_gru_forward", defines, h0.size * chunks, (x, h0, lengths, h, carries, *sizes))
 
@@ -656,17 +672,20 @@ class LinearRecurrenceKernels(Launcher):
         gx: Array, gh0: Array,
     ) -> None:  # fmt: skip
         """The same, from the last step to the first."""
-        sizes, chunks, defines = self._gated_sizes(h, nonlinearity, reverse)
+        sizes, chunks, defines = self._gated_sizes(x, h, nonlinearity, reverse)
         carries = self._carries("min_gru", (x, gh), None, lengths, h0, sizes, chunks, defines, back=True)
         args = (x, h, gh, h0, lengths, gx, gh0, carries, *sizes)
         self._chains("min_gru_backward", defines, h0.size * chunks, args)
 
-    def _gated_sizes(self, h: Array, nonlinearity: str, reverse: bool) -> tuple[tuple[Any, ...], int, Defines]:
+    def _gated_sizes(
+        self, x: Array, h: Array, nonlinearity: str, reverse: bool
+    ) -> tuple[tuple[Any, ...], int, Defines]:  # fmt: skip
         """Return what `_sizes` does, of a minGRU."""
         steps, batch, units = h.shape
         chunks = linear_chunks(steps, batch * units)
         numbers = (*map(np.int64, (steps, batch * units, units)), np.int32(reverse), np.int64(chunks))
-        return (*numbers, np.int32(CANDIDATES.index(nonlinearity))), chunks, c_types(REAL=h) | {"PAIRS": 0}
+        numbers = (*numbers, np.int32(CANDIDATES.index(nonlinearity)), np.int32(parts_of(x, h)))
+        return numbers, chunks, c_types(REAL=h) | {"PAIRS": 0}
 
     def _carries(
         self, kind: str, read: tuple[Array | None, ...], start: Array | None, lengths: Array | None, like: Array,
@@ -683,6 +702,17 @@ class LinearRecurrenceKernels(Launcher):
 
     def _chains(self, name: str, defines: Defines, count: int, args: tuple[Any, ...]) -> None:
         self._launch("recurrence.cu", name, defines, ceil_div(int(count), BLOCK), (BLOCK,), args)
+
+
+def _neighbours(steps: int, batch: int, units: int) -> tuple[int, int, int]:
+    """Return how far neighbours lie apart in steps, samples and units; 0 along an axis of one, which all share."""
+    return batch * units if steps > 1 else 0, units if batch > 1 else 0, int(units > 1)
+
+
+def _unpack(found: Array, target: Array) -> None:
+    """Write what a kernel left in an array of another layout."""
+    if not target.flags.c_contiguous:
+        target[...] = found.view(target.dtype)
 
 
 class SelectiveScanKernels(Launcher):

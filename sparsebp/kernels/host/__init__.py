@@ -11,7 +11,7 @@ from sparsebp.kernels.host.engine.compile import drop_stale
 
 drop_stale(Path(__file__).parents[1])  # before the imports below
 
-from sparsebp.kernels.host import xla  # noqa: E402
+from sparsebp.kernels.host import sections, xla  # noqa: E402
 from sparsebp.kernels.host.activations import ActivationKernels  # noqa: E402
 from sparsebp.kernels.host.conv.band import BandKernels  # noqa: E402
 from sparsebp.kernels.host.conv.conv import ConvolutionKernels  # noqa: E402
@@ -75,6 +75,7 @@ __all__ = [
     "matmul_batches",
     "matmul_many",
     "one_step",
+    "sections",
     "sketches",
     "symbolic",
     "update_by_product",

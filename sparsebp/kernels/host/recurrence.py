@@ -16,6 +16,8 @@ import numpy as np
 
 from sparsebp.core import threads
 from sparsebp.core.check import Array
+from sparsebp.kernels.host import chains
+from sparsebp.kernels.host.chains import ACROSS, NARROW, Rows, strided
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, MAX_PARTS, VECTOR_GRAIN, WORTH, parts_for, span
 from sparsebp.kernels.host.engine.math import exp, sigmoid, tanh
 from sparsebp.kernels.host.engine.simd import (
@@ -46,70 +48,68 @@ from sparsebp.kernels.host.engine.simd import (
 )
 from sparsebp.kernels.host.engine.threads import parallel, team
 from sparsebp.kernels.host.engine.tiles import add_outer, multiply
-from sparsebp.kernels.spec import CANDIDATES
+from sparsebp.kernels.spec import CANDIDATES, parts_of
 
 NARROWEST, WIDEST = 256, 8192
 """Numbers of a row in one tile: whole segments of memory at least, and at most what stays in the first two caches."""
 PIECE = 64
 """Steps whose gradients at a constant factor are added up before they join the sum, so that little is lost of it."""
+LEAST = 16
+"""Reals of a row from which rows are faster than chains."""
 AHEAD = 4
 """Steps that rows are asked for before they are read on the way back."""
 BLOCK_ROWS, MOST_GROUPS = 256, 32
 """Rows that are multiplied together, and stay in the second cache; groups of samples that the threads share."""
 
 
-class Rows(NamedTuple):
-    """An array over steps, samples and units: ``values[first + t * of_step + s * of_sample + unit * of_unit]``."""
-
-    values: Array
-    first: int
-    of_step: int
-    of_sample: int
-    of_unit: int
-
-
 class LinearRecurrenceKernels:
     """Host side of linear recurrences in `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
 
     def linear_recurrence(
-        self, a: Array, b: Array, h0: Array, lengths: Array | None, pairs: bool, reverse: bool, h: Array
+        self, a: Array, b: Array, h0: Array, lengths: Array | None, reset: Array | None, reverse: bool, h: Array
     ) -> None:
         """One pass over a and b."""
-        if lengths is None and _is_one_row(a, h, pairs):
-            a, b, h0, h = (_as_one_row(array) for array in (a, b, h0, h))
-        form = (a.shape[2] < h.shape[2], pairs)
-        _run(_forward, h.shape, 3, lengths, reverse, False, form, _rows(a, not form[0]), *map(_rows, (b, h0, h)))
+        resets, run = reset is not None, _lay_out(h, lengths, reset, a, b, h0, h)
+        if run.by_rows:
+            form = (run.rows[0].of_unit == 0, run.pairs)
+            _run(_forward, run.sizes, 3, lengths, resets, reverse, False, form, *run.rows, run.reset)
+        else:
+            run.run_chains(chains.forward, 3, reverse, resets)
 
     def linear_recurrence_grad(
-        self, a: Array, h: Array, gh: Array, h0: Array, lengths: Array | None, pairs: bool, reverse: bool, ga: Array,
-        gb: Array, gh0: Array,
+        self, a: Array, h: Array, gh: Array, h0: Array, lengths: Array | None, reset: Array | None, reverse: bool,
+        ga: Array, gb: Array, gh0: Array,
     ) -> None:  # fmt: skip
         """One pass back over a, h and gh."""
-        if lengths is None and _is_one_row(a, h, pairs):
-            a, h, gh, h0, ga, gb, gh0 = (_as_one_row(array) for array in (a, h, gh, h0, ga, gb, gh0))
-        form, summed = (a.shape[2] < h.shape[2], pairs), len(ga) != len(h)
-        pieces = np.zeros_like(ga) if summed else ga
-        factors = _rows(a, not form[0])
-        rows = (factors, factors, *map(_rows, (h0, h, gh, gh0, pieces, ga, gb)))
-        _run(_backward, h.shape, 5, lengths, reverse, summed, form, *rows)
+        resets, summed = reset is not None, len(ga) != len(h)
+        run = _lay_out(h, lengths, reset, a, h0, h, gh, gh0, ga, gb)
+        if not run.by_rows:
+            run.run_chains(chains.backward, 5, reverse, resets, summed)
+            return
+        (factors, *others, to_a, to_b), (_, batch, width) = run.rows, run.sizes
+        pieces = Rows(np.zeros(batch * width, to_a.values.dtype), 0, 0, width, 1) if summed else to_a
+        rows, form = (factors, factors, *others, pieces, to_a, to_b, run.reset), (factors.of_unit == 0, run.pairs)
+        _run(_backward, run.sizes, 5, lengths, resets, reverse, summed, form, *rows)
 
     def min_gru_forward(
         self, x: Array, h0: Array, lengths: Array | None, nonlinearity: str, reverse: bool, h: Array
     ) -> None:
         """One pass over the projected input."""
-        rows = (_rows(x), _rows(x, first=h.shape[2]), _rows(h0), _rows(h))
-        form = CANDIDATES.index(nonlinearity), 2, h.shape[2]
-        _run(_forward, h.shape, 12, lengths, reverse, False, form, *rows)
+        gates = parts_of(x, h)
+        rows = (_rows(x), _rows(x, first=(gates - 1) * h.shape[2]), _rows(h0), _rows(h))
+        form = CANDIDATES.index(nonlinearity), gates, h.shape[2]
+        _run(_forward, h.shape, 12, lengths, False, reverse, False, form, *rows, NO_RESET)
 
     def min_gru_backward(
         self, x: Array, h: Array, gh: Array, h0: Array, lengths: Array | None, nonlinearity: str, reverse: bool,
         gx: Array, gh0: Array,
     ) -> None:  # fmt: skip
         """One pass back; the gate and the candidate are made again."""
-        of_x, of_gx = ((_rows(array), _rows(array, first=h.shape[2])) for array in (x, gx))
+        gates = parts_of(x, h)
+        of_x, of_gx = ((_rows(array), _rows(array, first=(gates - 1) * h.shape[2])) for array in (x, gx))
         rows = (*of_x, *map(_rows, (h0, h, gh, gh0)), of_gx[0], *of_gx)
-        form = CANDIDATES.index(nonlinearity), 2, h.shape[2]
-        _run(_backward, h.shape, 20, lengths, reverse, False, form, *rows)
+        form = CANDIDATES.index(nonlinearity), gates, h.shape[2]
+        _run(_backward, h.shape, 20, lengths, False, reverse, False, form, *rows, NO_RESET)
 
 
 def gated_forward(
@@ -204,6 +204,7 @@ def _run(
     sizes: tuple[int, ...],
     work: int,
     lengths: Array | None,
+    resets: bool,
     reverse: bool,
     summed: bool,
     form: Any,
@@ -212,8 +213,10 @@ def _run(
     """Run a kernel of so much work for each number of h, in parts of whole tiles."""
     steps, batch, width = sizes
     parts, samples, block = _divide(work * steps * batch * width, threads.count() == 1, batch, width)
+    if 0 < rows[3].of_step < rows[3].of_sample:  # of h: the steps of a sample follow each other
+        samples, parts = 1, min(parts, max(batch * -(-width // block), 1))
     lengths = np.full(batch, steps, np.int64) if lengths is None else lengths
-    kernel(team(parts), parts, ((steps, batch, width), (samples, block), lengths, reverse, summed, form), rows)
+    kernel(team(parts), parts, ((steps, batch, width), (samples, block), lengths, resets, reverse, summed, form), rows)
 
 
 def _divide(work: int, alone: bool, batch: int, width: int) -> tuple[int, int, int]:
@@ -231,21 +234,91 @@ divide = numba.njit(**INNER_JIT)(_divide)
 """The same for compiled functions."""
 
 
-def _rows(array: Array, of_unit: bool = True, first: int = 0) -> Rows:
-    """Return the rows of an array (T, B, W) or (B, W); those of an axis of length one are shared."""
+class _Layout(NamedTuple):
+    """How a linear recurrence of given factors is run: by rows of units, or by chains of numbers.
+
+    Attributes
+    ----------
+    by_rows
+        Which of both.
+    pairs
+        Whether numbers are complex, and take two of a row's reals.
+    sizes
+        T, B and W: of rows, in reals; of chains, samples and units may be exchanged, or joined in one axis.
+    rows, reset
+        The arrays.
+    ends
+        The steps of every chain, or nothing: all have T. Rows go by the samples' lengths.
+    """
+
+    by_rows: bool
+    pairs: bool
+    sizes: tuple[int, int, int]
+    rows: list[Rows]
+    reset: Rows
+    ends: Array
+
+    def run_chains(self, kernel: Any, work: int, reverse: bool, resets: bool, *flags: bool) -> None:
+        """Run a kernel of chains, of so much work for each number."""
+        steps, batch, width = self.sizes
+        values = self.rows[0].values
+        like = np.empty(0, np.float64 if batch * width <= NARROW else values.dtype)
+        work *= steps * batch * width * (1 + self.pairs)
+        parts = 1 if threads.count() == 1 or work < WORTH else min(MAX_PARTS, work // VECTOR_GRAIN)
+        groups = -(-width // (VECTOR_BYTES // like.itemsize))
+        across = max(1, min(ACROSS, batch * groups // parts))
+        parts = max(1, min(parts, batch * -(-groups // across)))
+        run = (self.sizes, across, self.pairs, reverse, resets, *flags)
+        kernel(team(parts), parts, run, like, self.ends, self.reset, tuple(self.rows))
+
+
+def _lay_out(h: Array, lengths: Array | None, reset: Array | None, *arrays: Array) -> _Layout:
+    """Choose rows where units lie side by side, and all share their resets; factors may be shared, too."""
+    (steps, batch, hidden), pairs = h.shape, h.dtype.kind == "c"
+    rows, sizes = [strided(array) for array in arrays], h.shape
+    rows.append(NO_RESET if reset is None else strided(reset))
+    joined = _joined(rows, batch, hidden)
+    if joined and lengths is None:
+        rows, sizes = joined, (steps, 1, batch * hidden)
+    one = 1 + pairs
+    if batch * hidden > NARROW and sizes[2] * one >= LEAST and _lie_in_rows(rows, one):
+        factors, *others, flags = rows
+        rows = [factors._replace(of_unit=factors.of_unit // one), *(each._replace(of_unit=1) for each in others)]
+        return _Layout(True, pairs, (steps, sizes[1], sizes[2] * one), rows, flags, NO_ENDS)
+    ends = NO_ENDS if lengths is None else np.repeat(lengths, hidden)
+    if joined:
+        rows, sizes = joined, (steps, 1, batch * hidden)
+    elif batch > hidden:
+        rows = [each._replace(of_sample=each.of_unit, of_unit=each.of_sample) for each in rows]
+        sizes, ends = (steps, hidden, batch), ends if lengths is None else np.tile(lengths, hidden)
+    return _Layout(False, pairs, sizes, rows[:-1], rows[-1], ends)
+
+
+def _lie_in_rows(rows: list[Rows], one: int) -> bool:
+    """Whether units lie side by side, `one` real each. The first, factors, may be shared; the last, resets, are."""
+    factors, *others, flags = rows
+    return flags.of_unit == 0 and factors.of_unit in (0, one) and all(each.of_unit == one for each in others)
+
+
+def _joined(rows: list[Rows], batch: int, hidden: int) -> list[Rows] | None:
+    """Return rows whose units are those of all samples; None where these are not equally far apart."""
+    if batch == 1:
+        return rows
+    if hidden == 1:
+        return [each._replace(of_sample=0, of_unit=each.of_sample) for each in rows]
+    if all(each.of_sample == hidden * each.of_unit for each in rows):
+        return [each._replace(of_sample=0) for each in rows]
+    return None
+
+
+NO_RESET, NO_ENDS = strided(np.zeros((1, 1, 1), bool)), np.empty(0, np.int64)
+
+
+def _rows(array: Array, first: int = 0) -> Rows:
+    """Return the rows of a C-contiguous array (T, B, W) or (B, W); those of an axis of length one are shared."""
     *steps, batch, width = array.shape
     of_step = batch * width if steps and steps[0] > 1 else 0
-    return Rows(array.reshape(-1), first, of_step, width if batch > 1 else 0, int(of_unit))
-
-
-def _is_one_row(a: Array, h: Array, pairs: bool) -> bool:
-    """Whether the samples of a step can be taken as one: each has its factors, or all have one."""
-    return a.shape[1:] in (h.shape[1:], (1, 1 + pairs))
-
-
-def _as_one_row(array: Array) -> Array:
-    """Return (T, B, W) as (T, 1, B·W), and (B, W) as (1, B·W)."""
-    return array.reshape(*array.shape[:-2], 1, array.shape[-2] * array.shape[-1])
+    return Rows(array.reshape(-1), first, of_step, width if batch > 1 else 0, 1)
 
 
 # The functions below are compiled: their arguments are rows, pointers, flags and bounds.
@@ -264,8 +337,8 @@ def _of_form(typingctx, form, linear, min_gru):
 @parallel(**JIT)
 def _forward(part, parts, run, rows):
     """Run some tiles; ``step(form, x, y, before, h, count)`` takes a row one step on; x and y give a and b."""
-    (steps, batch, width), tile, lengths, reverse, _, form = run
-    x, y, h0, h = rows
+    (steps, batch, width), tile, lengths, resets, reverse, _, form = run
+    x, y, h0, h, reset = rows
     step = _of_form(form, _linear_step, _min_gru_step)
     blocks = -(-width // tile[1])
     begin, end = span(part, parts, -(-batch // tile[0]) * blocks)
@@ -276,11 +349,13 @@ def _forward(part, parts, run, rows):
             t = steps - 1 - i if reverse else i
             for s in range(first, last):
                 now = _row(h, t, s, unit)
-                if t < lengths[s]:
+                if t >= lengths[s]:
+                    clear(now, count)
+                elif resets and _row(reset, t, s, 0)[0]:
+                    copy(now, _row(y, t, s, unit), count)
+                else:
                     before = _before(h0, h, t, s, unit, lengths[s], reverse)
                     step(form, _row(x, t, s, unit), _row(y, t, s, unit), before, now, count)
-                else:
-                    clear(now, count)
 
 
 @parallel(**JIT)
@@ -290,9 +365,10 @@ def _backward(part, parts, run, rows):
     `carried` is the gradient at the state before the step, which the step before reads, and that at h0 at the end. If
     gx is `summed` over the steps, they add to `pieces`.
     """
-    (steps, batch, width), tile, lengths, reverse, summed, form = run
-    x, y, h0, h, gh, carried, pieces, gx, gy = rows
+    (steps, batch, width), tile, lengths, resets, reverse, summed, form = run
+    x, y, h0, h, gh, carried, pieces, gx, gy, reset = rows
     step = _of_form(form, _linear_step_back, _min_gru_step_back)
+    blank = _of_form(form, _blank, _blank_gates)
     blocks = -(-width // tile[1])
     begin, end = span(part, parts, -(-batch // tile[0]) * blocks)
     for number in range(begin, end):
@@ -306,17 +382,29 @@ def _backward(part, parts, run, rows):
             t = i if reverse else steps - 1 - i
             for s in range(first, last):
                 to_x, to_y = _row(pieces if summed else gx, t, s, unit), _row(gy, t, s, unit)
-                if t < lengths[s]:
+                if t >= lengths[s]:
+                    clear(to_y, count)
+                    if not summed:
+                        blank(form, to_x, count)
+                elif resets and _row(reset, t, s, 0)[0]:
+                    _cut(_row(gh, t, s, unit), _row(carried, t, s, unit), to_y, count)
+                    if not summed:
+                        clear(to_x, count)
+                else:
                     before, own = _before(h0, h, t, s, unit, lengths[s], reverse), _row(carried, t, s, unit)
                     args = _row(x, t, s, unit), _row(y, t, s, unit), before, _row(gh, t, s, unit), own
                     step(form, *args, to_x, summed, to_y, count)
-                else:
-                    clear(to_y, count)
-                    if not summed:
-                        clear(to_x, count)
             if summed and (i % PIECE == PIECE - 1 or i == steps - 1):
                 for s in range(first, last):
                     _join(_row(pieces, 0, s, unit), _row(gx, 0, s, unit), count)
+
+
+@numba.njit(**INNER_JIT)
+def _cut(gh, carried, gy, count):
+    """Write the gradient at the terms of a step whose state before does not matter."""
+    for i in range(count):
+        gy[i] = gh[i] + carried[i]
+    clear(carried, count)
 
 
 @device
@@ -341,6 +429,11 @@ def _join(piece, total, count):
 
 
 # Given factors and terms.
+
+
+@numba.njit(**INNER_JIT)
+def _blank(form, gx, count):
+    clear(gx, count)
 
 
 @numba.njit(**INNER_JIT)
@@ -425,6 +518,14 @@ def _back_pair(a, shared, before, gh, carried, ga, added, gb, i, n, full):
 
 # The minGRU: a = 1 - z, b = z * c with the gate z = σ(u) and the candidate c = c(v). A minLSTM has two gates in place
 # of u, `width` numbers apart: z = i / (i + f). A form is the candidate's place in `CANDIDATES`, the gates, the width.
+
+
+@numba.njit(**INNER_JIT)
+def _blank_gates(form, gu, count):
+    _, gates, width = form
+    clear(gu, count)
+    if gates == 3:
+        clear(advance(gu, width), count)
 
 
 @numba.njit(**INNER_JIT)

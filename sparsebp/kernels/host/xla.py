@@ -22,12 +22,13 @@ from llvmlite import binding, ir
 from numba import carray
 from numba.core import types
 
-from sparsebp.kernels.host import recurrence
+from sparsebp.kernels.host import chains, recurrence
+from sparsebp.kernels.host.chains import NARROW, Rows
 from sparsebp.kernels.host.engine import shipped
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import WORD, address, intrinsic, keep_alive, word_at
 from sparsebp.kernels.host.engine.threads import ALONE, PUBLISHED, atomic_add, atomic_load
-from sparsebp.kernels.host.recurrence import Rows, divide
+from sparsebp.kernels.host.recurrence import divide
 
 MAJOR, MINOR = 0, 3
 """The interface's version for which the places below are right; XLA serves a handler of an older minor one."""
@@ -213,6 +214,43 @@ def _merged(of_a, sizes, pairs, lengths):
 
 
 @numba.njit(**INNER_JIT)
+def _is_narrow(sizes, pairs):
+    return sizes[1] * sizes[2] <= NARROW * (2 if pairs else 1)
+
+
+@numba.njit(**INNER_JIT)
+def _chains(sizes, pairs):
+    """Return sizes (T, B, W) in numbers."""
+    return sizes[0], sizes[1], sizes[2] // (2 if pairs else 1)
+
+
+@numba.njit(**INNER_JIT)
+def _apart(rows, pairs):
+    """Return rows whose units are numbers."""
+    return Rows(rows.values, 0, rows.of_step, rows.of_sample, rows.of_unit * (2 if pairs else 1))
+
+
+@numba.njit(**INNER_JIT)
+def _ends(lengths, sizes, pairs, given):
+    """Return the steps of every chain, or nothing."""
+    _, batch, width = _chains(sizes, pairs)
+    found = np.empty(batch * width if given else 0, np.int64)
+    for i in range(len(found)):
+        found[i] = lengths[i // width]
+    return found
+
+
+@numba.njit(**INNER_JIT)
+def _double():
+    return np.empty(0, np.float64)
+
+
+@numba.njit(**INNER_JIT)
+def _no_reset():
+    return Rows(np.zeros(1, np.uint8), 0, 0, 0, 0)
+
+
+@numba.njit(**INNER_JIT)
 def _lengths(frame, k, steps, batch, given):
     """Return the lengths of all samples, and whether they are right."""
     found, fit = np.empty(batch, np.int64), True
@@ -237,10 +275,16 @@ def _run_forward(frame, like):
     form = (of_a[2] < width, pairs)
     state = _rows(h0, (1, batch, width), 1, like)
     rows = (_rows(a, of_a, 0 if form[0] else 1, like), _rows(b, sizes, 1, like), state, _rows(h, sizes, 1, like))
+    if _is_narrow(sizes, pairs):
+        x, y, start, out = rows
+        narrow = _chains(sizes, pairs), 1, pairs, _reverse(frame), False
+        own = _apart(x, pairs), _apart(y, pairs), _apart(start, pairs), _apart(out, pairs)
+        chains.forward(ALONE, 1, narrow, _double(), _ends(lengths, sizes, pairs, with_lengths), _no_reset(), own)
+        return 0
     team, threads = atomic_load(_published()), atomic_load(_published() + 8)
     parts, samples, block = divide(3 * steps * batch * width, threads <= 1, batch, width)
-    run = (sizes, (samples, block), lengths, _reverse(frame), False, form)
-    recurrence._forward(team if parts > 1 else ALONE, parts, run, rows)
+    run = (sizes, (samples, block), lengths, False, _reverse(frame), False, form)
+    recurrence._forward(team if parts > 1 else ALONE, parts, run, (*rows, _no_reset()))
     return 0
 
 
@@ -257,14 +301,21 @@ def _run_backward(frame, like):
     form, summed = (of_a[2] < width, pairs), of_a[0] != steps
     factors, state = _rows(a, of_a, 0 if form[0] else 1, like), (1, batch, width)
     at_a = _rows(ga, (of_a[0], batch, width), 1, like)
+    start, out, at_out = _rows(h0, state, 1, like), _rows(h, sizes, 1, like), _rows(gh, sizes, 1, like)
+    at_start, at_b = _rows(gh0, state, 1, like), _rows(gb, sizes, 1, like)
+    if _is_narrow(sizes, pairs):
+        narrow = _chains(sizes, pairs), 1, pairs, _reverse(frame), False, summed
+        own = (
+            _apart(factors, pairs), _apart(start, pairs), _apart(out, pairs), _apart(at_out, pairs),
+            _apart(at_start, pairs), _apart(at_a, pairs), _apart(at_b, pairs),
+        )  # fmt: skip
+        chains.backward(ALONE, 1, narrow, _double(), _ends(lengths, sizes, pairs, with_lengths), _no_reset(), own)
+        return 0
     pieces = _same_rows(at_a, np.zeros(len(at_a.values) if summed else 0, at_a.values.dtype))
-    rows = (
-        factors, factors, _rows(h0, state, 1, like), _rows(h, sizes, 1, like), _rows(gh, sizes, 1, like),
-        _rows(gh0, state, 1, like), pieces, at_a, _rows(gb, sizes, 1, like),
-    )  # fmt: skip
+    rows = (factors, factors, start, out, at_out, at_start, pieces, at_a, at_b, _no_reset())
     team, threads = atomic_load(_published()), atomic_load(_published() + 8)
     parts, samples, block = divide(5 * steps * batch * width, threads <= 1, batch, width)
-    run = (sizes, (samples, block), lengths, _reverse(frame), summed, form)
+    run = (sizes, (samples, block), lengths, False, _reverse(frame), summed, form)
     recurrence._backward(team if parts > 1 else ALONE, parts, run, rows)
     return 0
 

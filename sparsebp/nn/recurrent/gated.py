@@ -45,8 +45,8 @@ Candidate: TypeAlias = Literal["identity", "positive"]
 class GatedMath(CellMath):
     """``h' = (1 - z) * h + z * c``: the gate ``z = σ(u)`` and the candidate ``c(v)`` are made of ``p = W_ih x + b_ih``.
 
-    Kernels run both ways over u and v, and keep nothing but p, which is the gates of a run. ga (T, B, gH) is the
-    gradient at p.
+    v is the last part of p. Kernels run both ways over p, and keep nothing but p, which is the gates of a run.
+    ga (T, B, gH) is the gradient at p.
     """
 
     diagonal = True
@@ -55,12 +55,8 @@ class GatedMath(CellMath):
         self.nonlinearity: Candidate = check_choice("nonlinearity", nonlinearity, ("identity", "positive"))
 
     @abc.abstractmethod
-    def parts(self, p: Array) -> Array:
-        """Return u and v side by side (…, 2H), of p (…, gH)."""
-
-    @abc.abstractmethod
-    def parts_back(self, p: Array, grads: Array, ga: Array) -> None:
-        """Write the gradient at p, from those at u and v (…, 2H)."""
+    def gate(self, p: Array) -> Array:
+        """Return u (…, H), of p (…, gH)."""
 
     def candidate(self, v: Array) -> tuple[Array, Array]:
         """Return c and its slope: v itself and 1, or ``v + 0.5`` where v ≥ 0, else σ(v), which is positive."""
@@ -78,7 +74,7 @@ class GatedMath(CellMath):
             saved.h0[...] = 0
         if not projection:
             saved.gates = x
-            k.min_gru_forward(self.parts(x), saved.h0, None, self.nonlinearity, False, saved.h)
+            k.min_gru_forward(x, saved.h0, None, self.nonlinearity, False, saved.h)
             return
         saved.gates = empty(np, (*x.shape[:2], len(weights.weight_ih)), x.dtype)
         w, bias = weights.weight_ih, weights.bias_ih
@@ -98,10 +94,7 @@ class GatedMath(CellMath):
         else:
             gy = xp.zeros_like(saved.h) if gy is None else gy.copy()
             gy[-1] += 0 if last[0] is None else last[0]
-        uv, ga = self.parts(p), cast(Array, ga)
-        grads = ga if self.gates == 2 else empty(xp, uv.shape, uv.dtype)
-        k.min_gru_backward(uv, saved.h, gy, saved.h0, None, self.nonlinearity, False, grads, carried)
-        self.parts_back(p, grads, ga)
+        k.min_gru_backward(p, saved.h, gy, saved.h0, None, self.nonlinearity, False, cast(Array, ga), carried)
 
     def _projected_back(
         self, saved: SavedRun, gy: Array | None, last: GivenState, carried: Array, ga: Array | None,
@@ -203,7 +196,7 @@ class GatedMath(CellMath):
 
     def run_jacobians(self, k: Kernels, saved: SavedRun, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write 1 - z."""
-        found = sigmoid(-split(self.parts(saved.gates), 2)[0])
+        found = sigmoid(-self.gate(cast(Array, saved.gates)))
         out[...] = (found[::-1] if reverse else found).transpose(0, 2, 1)
 
     def sums_inside(self, xp: ModuleType, saved: SavedRun, chunks: int) -> bool:
@@ -215,7 +208,7 @@ class GatedMath(CellMath):
         xp = backend.namespace(saved.h)
         _, batch, hidden = saved.h.shape
         maps, own = xp.zeros((batch, hidden + 1, hidden), dtype=saved.h.dtype), xp.arange(hidden)
-        maps[:, own, own] = xp.prod(sigmoid(-split(self.parts(saved.gates), 2)[0]), axis=0)
+        maps[:, own, own] = xp.prod(sigmoid(-self.gate(cast(Array, saved.gates))), axis=0)
         if gy is not None:
             weights = Weights(w_hh, None, None, None)  # not read
             maps[:, hidden] = runs.backward(k, self, saved, weights, gy, (None,)).initial[0]
@@ -241,14 +234,9 @@ class MinGRUMath(GatedMath):
     name = "mingru"
     gates = columns = 2
 
-    def parts(self, p: Array) -> Array:
-        """Return p."""
-        return p
-
-    def parts_back(self, p: Array, grads: Array, ga: Array) -> None:
-        """Write the gradients as they are."""
-        if grads is not ga:
-            ga[...] = grads
+    def gate(self, p: Array) -> Array:
+        """Return the first part."""
+        return split(p, 2)[0]
 
     def close(self, saved: SavedRun, lengths: Lengths) -> None:
         """Set z = 1: the Jacobians vanish."""
@@ -265,15 +253,10 @@ class MinLSTMMath(GatedMath):
     name = "minlstm"
     gates = columns = 3
 
-    def parts(self, p: Array) -> Array:
-        """Return u and v."""
-        xp, (p_i, p_f, p_v) = backend.namespace(p), split(p, 3)
-        return xp.concatenate((softplus(-p_f) - softplus(-p_i), p_v), axis=-1)
-
-    def parts_back(self, p: Array, grads: Array, ga: Array) -> None:
-        """Write ``d_i = d_u (1 - i)``, ``d_f = -d_u (1 - f)`` and d_v."""
-        (p_i, p_f, _), (d_u, d_v) = split(p, 3), split(grads, 2)
-        backend.namespace(p).concatenate((d_u * sigmoid(-p_i), -d_u * sigmoid(-p_f), d_v), axis=-1, out=ga)
+    def gate(self, p: Array) -> Array:
+        """Return ``log(i / f)``."""
+        p_i, p_f, _ = split(p, 3)
+        return softplus(-p_f) - softplus(-p_i)
 
     def close(self, saved: SavedRun, lengths: Lengths) -> None:
         """Set i = 1 and f = 0: the Jacobians vanish."""
@@ -346,8 +329,8 @@ class Gated(Recurrent):
             p = x @ weights.weight_ih.T
             if weights.bias_ih is not None:
                 p += weights.bias_ih
-            u, v = split(self.cell.parts(p), 2)
-            h[number] += sigmoid(u) * (self.cell.candidate(v)[0] - h[number])
+            c, _ = self.cell.candidate(split(p, self.cell.gates)[-1])
+            h[number] += sigmoid(self.cell.gate(p)) * (c - h[number])
             x = h[number]
         x.flags.writeable = False
         return x

@@ -42,22 +42,31 @@ __device__ __forceinline__ bool is_finite(Number x) { return x - x == 0; }
 #endif
 
 // The recurrence of one thread: `element` is its unit of its sample, counted over both; its steps, in their order, lie at
-// `element + first + i * apart`, and the factors at `factor + i * factors_apart`.
+// `element + first + i * apart`, the factors at `factor + i * factors_apart`, and resets, if any, at `flag + i * flags_apart`.
 struct Chain {
-    int64 element, first, apart, factor, factors_apart, steps;
+    int64 element, first, apart, factor, factors_apart, steps, flag, flags_apart;
 };
 
-// Of all recurrences: `count` units of samples, in `chunks` chunks of steps; how far the factors of neighbours lie apart.
+// How far the factors, or the resets, of neighbours lie apart.
+struct Apart {
+    int64 step, sample, unit;
+};
+
+// Of all recurrences: `count` units of samples, in `chunks` chunks of steps.
 struct Sizes {
-    int64 of_step, of_sample, of_unit, steps, count, units;
+    Apart factors, flags;
+    int64 steps, count, units;
     int reverse;
     int64 chunks;
 
     __device__ __forceinline__ Chain chain(int64 element, const int64* __restrict__ lengths) const {
         const int64 sample = element / units, own = lengths ? lengths[sample] : steps;
-        const int64 at = sample * of_sample + element % units * of_unit;
-        if (reverse) return {element, (own - 1) * count, -count, at + (own - 1) * of_step, -of_step, own};
-        return {element, 0, count, at, of_step, own};
+        const int64 unit = element % units, last = own - 1;
+        const int64 at = sample * factors.sample + unit * factors.unit, flag = sample * flags.sample + unit * flags.unit;
+        if (reverse)
+            return {element, last * count, -count, at + last * factors.step, -factors.step, own,
+                    flag + last * flags.step, -flags.step};
+        return {element, 0, count, at, factors.step, own, flag, flags.step};
     }
 };
 
@@ -69,10 +78,12 @@ struct Part {
         : begin(chunk * of.steps / of.chunks), end((chunk + 1) * of.steps / of.chunks), stop(end < own ? end : own) {}
 };
 
-// What a step of a recurrence reads: its factor, and what is added; on the way BACK b is gh.
+// What a step of a recurrence reads: its factor, what is added, on the way BACK gh, and whether the state before is cleared.
 struct Given {
     const real *__restrict__ a, *__restrict__ b;
+    const unsigned char* __restrict__ reset;
 
+    __device__ __forceinline__ bool clears(int64 flag) const { return reset && reset[flag]; }
     __device__ __forceinline__ Number factor(int64 from) const { return load(a, from); }
     template <bool BACK> __device__ __forceinline__ Number arriving(int64, int64 at) const { return load(b, at); }
 };
@@ -93,16 +104,43 @@ __device__ __forceinline__ real candidate(int function, real v, real& slope) {
     return c;
 }
 
-// The minGRU: a = 1 - z and b = z * c(v), with z = sigmoid(u) and (u, v) a step's projected input.
+// A step's z and 1 - z, and of a minLSTM the complements of its gates i and f.
+struct Shares {
+    real z, rest, shut_i, shut_f;
+};
+
+// sigmoid(p) and its complement, both with small relative error.
+__device__ __forceinline__ real gate(real p, real& shut) {
+    const real small = exp_of(p < 0 ? p : -p), large = real(1) / (real(1) + small), low = small * large;
+    shut = p < 0 ? large : low;
+    return p < 0 ? low : large;
+}
+
+// The minGRU: a = 1 - z and b = z * c(v), with z = sigmoid(u) and (u, v) a step's projected input. The minLSTM: three parts
+// (p, q, v), z = i / (i + f) with i = sigmoid(p) and f = sigmoid(q).
 struct Gated {
     const real *__restrict__ x, *__restrict__ gh;
     int64 units;
-    int function;
+    int function, parts;
 
-    __device__ __forceinline__ real factor(int64 from) const { return real(1) - sigmoid(x[from]); }
+    __device__ __forceinline__ Shares shares(int64 from) const {
+        if (parts == 2) {
+            const real z = sigmoid(x[from]);
+            return {z, real(1) - z, real(1), real(1)};
+        }
+        // Both may be as small as they like: below e⁻⁶⁰ a gate is eˣ, and both are scaled alike.
+        const real p = x[from], q = x[from + units], most = (p > q ? p : q) + real(60), shift = most < 0 ? most : real(0);
+        Shares found;
+        const real i = gate(p - shift, found.shut_i), f = gate(q - shift, found.shut_f), share = real(1) / (i + f);
+        found.z = i * share, found.rest = f * share;
+        return found;
+    }
+    __device__ __forceinline__ int64 candidate_at(int64 from) const { return from + (parts - 1) * units; }
+    __device__ __forceinline__ bool clears(int64) const { return false; }
+    __device__ __forceinline__ real factor(int64 from) const { return shares(from).rest; }
     template <bool BACK> __device__ __forceinline__ real arriving(int64 from, int64 at) const {
         real slope;
-        return BACK ? gh[at] : sigmoid(x[from]) * candidate(function, x[from + units], slope);
+        return BACK ? gh[at] : shares(from).z * candidate(function, x[candidate_at(from)], slope);
     }
 };
 #endif
@@ -114,13 +152,19 @@ __device__ __forceinline__ Number run(
     const Terms& terms, const Chain& c, const Part& part, Number state, Number& product) {
     const int64 first = BACK ? part.stop - 1 : part.begin, way = BACK ? -1 : 1;
     int64 at = c.element + c.first + first * c.apart, from = c.factor + first * c.factors_apart;
+    int64 flag = c.flag + first * c.flags_apart;
 #pragma unroll AHEAD
     for (int64 i = part.begin; i < part.stop; ++i) {
         const Number by = BACK ? conj(terms.factor(from)) : terms.factor(from);
+        const bool clears = terms.clears(flag);
         const Number arriving = terms.template arriving<BACK>(from, at);
-        state = BACK ? times(by, plus(arriving, state)) : plus(times(by, state), arriving);
-        product = times(by, product);
-        at += way * c.apart, from += way * c.factors_apart;
+        if (clears) {
+            state = BACK ? zero() : arriving, product = zero();
+        } else {
+            state = BACK ? times(by, plus(arriving, state)) : plus(times(by, state), arriving);
+            product = times(by, product);
+        }
+        at += way * c.apart, from += way * c.factors_apart, flag += way * c.flags_apart;
     }
     return state;
 }
@@ -185,38 +229,43 @@ __device__ __forceinline__ void combine(
     }
 }
 
+#define GIVEN_SIZES                                                                                                     \
+    const unsigned char *__restrict__ reset, int64 of_step, int64 of_sample, int64 of_unit, int64 reset_of_step,       \
+        int64 reset_of_sample, int64 reset_of_unit
+#define GIVEN_APART {of_step, of_sample, of_unit}, {reset_of_step, reset_of_sample, reset_of_unit}
+
 extern "C" __global__ void __launch_bounds__(256) linear_reduce(
     const real* __restrict__ a, const real* __restrict__ b, const int64* __restrict__ lengths,
-    real* __restrict__ products, real* __restrict__ ends, int64 of_step, int64 of_sample, int64 of_unit, int64 steps,
+    real* __restrict__ products, real* __restrict__ ends, GIVEN_SIZES, int64 steps,
     int64 count, int64 units, int reverse, int64 chunks, int back) {
-    reduce(Given{a, b}, lengths, products, ends, {of_step, of_sample, of_unit, steps, count, units, reverse, chunks}, back);
+    reduce(Given{a, b, reset}, lengths, products, ends, {GIVEN_APART, steps, count, units, reverse, chunks}, back);
 }
 
 extern "C" __global__ void __launch_bounds__(256) linear_combine(
     const real* __restrict__ a, const real* __restrict__ b, const real* __restrict__ h0,
-    const int64* __restrict__ lengths, const real* __restrict__ products, real* __restrict__ carries, int64 of_step,
-    int64 of_sample, int64 of_unit, int64 steps, int64 count, int64 units, int reverse, int64 chunks, int back) {
-    const Sizes of{of_step, of_sample, of_unit, steps, count, units, reverse, chunks};
-    combine(Given{a, b}, h0, lengths, products, carries, of, back);
+    const int64* __restrict__ lengths, const real* __restrict__ products, real* __restrict__ carries, GIVEN_SIZES, int64 steps, int64 count, int64 units, int reverse, int64 chunks, int back) {
+    const Sizes of{GIVEN_APART, steps, count, units, reverse, chunks};
+    combine(Given{a, b, reset}, h0, lengths, products, carries, of, back);
 }
 
 // A thread a chain and chunk. carries: the states before all chunks but the first.
-extern "C" __global__ void __launch_bounds__(256) linear_recurrence(
+extern "C" __global__ void __launch_bounds__(256, 1) linear_recurrence(
     const real* __restrict__ a, const real* __restrict__ b, const real* __restrict__ h0,
-    const int64* __restrict__ lengths, real* __restrict__ h, const real* __restrict__ carries, int64 of_step,
-    int64 of_sample, int64 of_unit, int64 steps, int64 count, int64 units, int reverse, int64 chunks) {
+    const int64* __restrict__ lengths, real* __restrict__ h, const real* __restrict__ carries, GIVEN_SIZES, int64 steps, int64 count, int64 units, int reverse, int64 chunks) {
     const int64 thread = int64(blockIdx.x) * blockDim.x + threadIdx.x, chunk = thread / count, element = thread % count;
     if (chunk >= chunks) return;
-    const Sizes of{of_step, of_sample, of_unit, steps, count, units, reverse, chunks};
+    const Sizes of{GIVEN_APART, steps, count, units, reverse, chunks};
     const Chain c = of.chain(element, lengths);
     const Part part(chunk, of, c.steps);
     Number state = chunk ? load(carries, thread - count) : load(h0, element);
     int64 at = element + c.first + part.begin * c.apart, factor = c.factor + part.begin * c.factors_apart;
+    int64 flag = c.flag + part.begin * c.flags_apart;
 #pragma unroll AHEAD
     for (int64 i = part.begin; i < part.stop; ++i) {
-        state = plus(times(load(a, factor), state), load(b, at));
+        const Number next = plus(times(load(a, factor), state), load(b, at));
+        state = reset && reset[flag] ? load(b, at) : next;
         store(h, at, state);
-        at += c.apart, factor += c.factors_apart;
+        at += c.apart, factor += c.factors_apart, flag += c.flags_apart;
     }
     for (int64 t = max(part.begin, c.steps); t < part.end; ++t) store(h, element + t * count, zero());
 }
@@ -226,25 +275,28 @@ extern "C" __global__ void __launch_bounds__(256) linear_recurrence(
 extern "C" __global__ void __launch_bounds__(256, 1) linear_recurrence_grad(
     const real* __restrict__ a, const real* __restrict__ h, const real* __restrict__ gh, const real* __restrict__ h0,
     const int64* __restrict__ lengths, real* __restrict__ ga, real* __restrict__ gb, real* __restrict__ gh0,
-    const real* __restrict__ carries, int64 of_step, int64 of_sample, int64 of_unit, int64 steps, int64 count,
+    const real* __restrict__ carries, GIVEN_SIZES, int64 steps, int64 count,
     int64 units, int reverse, int64 chunks, int summed) {
     const int64 thread = int64(blockIdx.x) * blockDim.x + threadIdx.x, chunk = thread / count, element = thread % count;
     if (chunk >= chunks) return;
-    const Sizes of{of_step, of_sample, of_unit, steps, count, units, reverse, chunks};
+    const Sizes of{GIVEN_APART, steps, count, units, reverse, chunks};
     const Chain c = of.chain(element, lengths);
     const Part part(chunk, of, c.steps);
     Number carried = chunk < chunks - 1 ? load(carries, thread) : zero(), total = zero(), piece = zero();
     int64 at = element + c.first + (part.stop - 1) * c.apart, factor = c.factor + (part.stop - 1) * c.factors_apart;
+    int64 flag = c.flag + (part.stop - 1) * c.flags_apart;
 #pragma unroll AHEAD
     for (int64 i = part.stop - 1; i >= part.begin; --i) {
         const Number g = plus(load(gh, at), carried);
-        const Number product = times(g, conj(i ? load(h, at - c.apart) : load(h0, element)));
-        carried = times(conj(load(a, factor)), g);
+        const bool clears = reset && reset[flag];
+        const Number before = i ? load(h, at - c.apart) : load(h0, element);
+        const Number product = clears ? zero() : times(g, conj(before));
+        carried = clears ? zero() : times(conj(load(a, factor)), g);
         store(gb, at, g);
         if (!summed) store(ga, at, product);
         piece = plus(piece, product);
         if (i % PIECE == 0) total = plus(total, piece), piece = zero();
-        at -= c.apart, factor -= c.factors_apart;
+        at -= c.apart, factor -= c.factors_apart, flag -= c.flags_apart;
     }
     if (!chunk) store(gh0, element, carried);
     if (summed) store(ga, thread, plus(total, piece));
@@ -255,41 +307,42 @@ extern "C" __global__ void __launch_bounds__(256, 1) linear_recurrence_grad(
 }
 
 #if !PAIRS
-// As the kernels of given factors; what they read lies at x (steps, samples, 2 units).
-__device__ __forceinline__ Sizes gated_sizes(int64 steps, int64 count, int64 units, int reverse, int64 chunks) {
-    return {2 * count, 2 * units, 1, steps, count, units, reverse, chunks};
+// As the kernels of given factors; what they read lies at x (steps, samples, parts * units).
+__device__ __forceinline__ Sizes gated_sizes(
+    int64 steps, int64 count, int64 units, int reverse, int64 chunks, int parts) {
+    return {{parts * count, parts * units, 1}, {0, 0, 0}, steps, count, units, reverse, chunks};
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1) min_gru_reduce(
     const real* __restrict__ x, const real* __restrict__ gh, const int64* __restrict__ lengths,
     real* __restrict__ products, real* __restrict__ ends, int64 steps, int64 count, int64 units, int reverse,
-    int64 chunks, int function, int back) {
-    const Sizes of = gated_sizes(steps, count, units, reverse, chunks);
-    reduce(Gated{x, gh, units, function}, lengths, products, ends, of, back);
+    int64 chunks, int function, int parts, int back) {
+    const Sizes of = gated_sizes(steps, count, units, reverse, chunks, parts);
+    reduce(Gated{x, gh, units, function, parts}, lengths, products, ends, of, back);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1) min_gru_combine(
     const real* __restrict__ x, const real* __restrict__ gh, const real* __restrict__ h0,
     const int64* __restrict__ lengths, const real* __restrict__ products, real* __restrict__ carries, int64 steps,
-    int64 count, int64 units, int reverse, int64 chunks, int function, int back) {
-    const Sizes of = gated_sizes(steps, count, units, reverse, chunks);
-    combine(Gated{x, gh, units, function}, h0, lengths, products, carries, of, back);
+    int64 count, int64 units, int reverse, int64 chunks, int function, int parts, int back) {
+    const Sizes of = gated_sizes(steps, count, units, reverse, chunks, parts);
+    combine(Gated{x, gh, units, function, parts}, h0, lengths, products, carries, of, back);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1) min_gru_forward(
     const real* __restrict__ x, const real* __restrict__ h0, const int64* __restrict__ lengths, real* __restrict__ h,
-    const real* __restrict__ carries, int64 steps, int64 count, int64 units, int reverse, int64 chunks, int function) {
+    const real* __restrict__ carries, int64 steps, int64 count, int64 units, int reverse, int64 chunks, int function, int parts) {
     const int64 thread = int64(blockIdx.x) * blockDim.x + threadIdx.x, chunk = thread / count, element = thread % count;
     if (chunk >= chunks) return;
-    const Sizes of = gated_sizes(steps, count, units, reverse, chunks);
+    const Sizes of = gated_sizes(steps, count, units, reverse, chunks, parts);
     const Chain c = of.chain(element, lengths);
     const Part part(chunk, of, c.steps);
+    const Gated terms{x, x, units, function, parts};
     real state = chunk ? carries[thread - count] : h0[element], slope;
     int64 at = element + c.first + part.begin * c.apart, from = c.factor + part.begin * c.factors_apart;
 #pragma unroll 4
     for (int64 i = part.begin; i < part.stop; ++i) {
-        const real z = sigmoid(x[from]);
-        state += z * (candidate(function, x[from + units], slope) - state);
+        state += terms.shares(from).z * (candidate(function, x[terms.candidate_at(from)], slope) - state);
         h[at] = state;
         at += c.apart, from += c.factors_apart;
     }
@@ -299,25 +352,30 @@ extern "C" __global__ void __launch_bounds__(256, 1) min_gru_forward(
 extern "C" __global__ void __launch_bounds__(256, 1) min_gru_backward(
     const real* __restrict__ x, const real* __restrict__ h, const real* __restrict__ gh, const real* __restrict__ h0,
     const int64* __restrict__ lengths, real* __restrict__ gx, real* __restrict__ gh0, const real* __restrict__ carries,
-    int64 steps, int64 count, int64 units, int reverse, int64 chunks, int function) {
+    int64 steps, int64 count, int64 units, int reverse, int64 chunks, int function, int parts) {
     const int64 thread = int64(blockIdx.x) * blockDim.x + threadIdx.x, chunk = thread / count, element = thread % count;
     if (chunk >= chunks) return;
-    const Sizes of = gated_sizes(steps, count, units, reverse, chunks);
+    const Sizes of = gated_sizes(steps, count, units, reverse, chunks, parts);
     const Chain c = of.chain(element, lengths);
     const Part part(chunk, of, c.steps);
+    const Gated terms{x, gh, units, function, parts};
     real carried = chunk < chunks - 1 ? carries[thread] : real(0), slope;
     int64 at = element + c.first + (part.stop - 1) * c.apart, from = c.factor + (part.stop - 1) * c.factors_apart;
 #pragma unroll 4
     for (int64 i = part.stop - 1; i >= part.begin; --i) {
-        const real z = sigmoid(x[from]), made = candidate(function, x[from + units], slope);
-        const real before = i ? h[at - c.apart] : h0[element], g = gh[at] + carried, rest = real(1) - z;
-        gx[from] = g * z * (made - before) * rest;
-        gx[from + units] = g * z * slope;
-        carried = rest * g;
+        const Shares own = terms.shares(from);
+        const real made = candidate(function, x[terms.candidate_at(from)], slope);
+        const real before = i ? h[at - c.apart] : h0[element], g = gh[at] + carried;
+        const real through = g * own.z * (made - before) * own.rest;
+        gx[from] = through * own.shut_i;
+        if (parts == 3) gx[from + units] = -through * own.shut_f;
+        gx[terms.candidate_at(from)] = g * own.z * slope;
+        carried = own.rest * g;
         at -= c.apart, from -= c.factors_apart;
     }
     if (!chunk) gh0[element] = carried;
-    const int64 own = element / units * 2 * units + element % units;
-    for (int64 t = max(part.begin, c.steps); t < part.end; ++t) gx[own + t * 2 * count] = gx[own + t * 2 * count + units] = 0;
+    const int64 own = element / units * parts * units + element % units;
+    for (int64 t = max(part.begin, c.steps); t < part.end; ++t)
+        for (int part_of_x = 0; part_of_x < parts; ++part_of_x) gx[own + (t * count * parts) + part_of_x * units] = 0;
 }
 #endif
