@@ -85,7 +85,8 @@ __all__ = [
     "jacobians", "least_squares", "linear_recurrence", "linear_recurrence_vjp", "lyapunov", "models", "multigrid", "nn",
     "optim", "patterns", "plan_assembly", "plan_factor", "plan_product", "plan_scan", "products", "prune", "returns",
     "run_ranks", "runtime", "scan", "schedule", "selective_scan", "selective_scan_vjp", "solvers", "sosfilt",
-    "sosfilt_vjp", "sparse_hessian", "sparse_jacobian", "td_lambda", "threads", "train", "value_and_grad", "verify", "vtrace",
+    "sosfilt_vjp", "sparse_hessian", "sparse_jacobian", "td_lambda", "threads", "train", "value_and_grad", "verify",
+    "vtrace",
 ]  # fmt: skip
 
 
