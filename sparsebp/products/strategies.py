@@ -23,6 +23,7 @@ __all__ = [
     "Filled",
     "Gather",
     "Identity",
+    "Masked",
     "Positions",
     "Strategy",
     "StrategyOfKinds",
@@ -788,6 +789,56 @@ class SelectColumns(Strategy):
     def operands(cls, a: SparsityPattern, b: SparsityPattern, arrays: Mapping[str, Any]) -> tuple[Any, ...]:
         listed = {"product_ptr": arrays["a_indptr"], "a_index": None, "b_index": arrays["a_indices"]}
         return super().operands(a, b, listed | dict(arrays))
+
+
+# C has the pattern of a mask: only the products that land in it are computed.
+
+
+class Masked(Strategy):
+    """Keeps the entries of A and B that each product multiplies, and its offset in its row of C."""
+
+    name = "masked"
+    kernel = "spgemm_select_columns"
+    reads = (Terms,)
+
+    def __init__(self, product: SymbolicProduct, mask: SparsityPattern) -> None:
+        super().__init__(product)
+        self._mask = mask
+
+    @property
+    def pattern(self) -> SparsityPattern:
+        return self._mask
+
+    @property
+    def pattern_bytes(self) -> int:
+        return 0
+
+    @property
+    def products(self) -> int:
+        return int(self._product_ptr[-1])
+
+    @cached_property
+    def _product_ptr(self) -> np.ndarray:
+        return self.product.masked_ptr(self._mask)
+
+    @property
+    def _dtype(self) -> np.dtype:
+        mask = self._mask
+        return np.promote_types(index_dtype(max(self.products, self.product.a.nnz, self.product.b.nnz), (0, 0)),
+                                index_dtype(mask.nnz, mask.shape))  # fmt: skip
+
+    @property
+    def index_bytes(self) -> int:
+        return (2 * self._dtype.itemsize + np.dtype(np.uint16).itemsize) * self.products + self._product_ptr.nbytes
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        mask, dtype, ptr = self._mask, self._dtype, self._product_ptr
+        a_index, b_index, positions = self.product.masked_terms(mask, ptr, dtype)
+        own = {"product_ptr": ptr.astype(dtype), "a_index": a_index, "b_index": b_index, "positions": positions}
+        cuts = parts_of_rows(ptr + mask.indptr.astype(np.int64))
+        return (
+            own | {"row_cuts": cuts} | ({} if mask.indptr.dtype == dtype else {"c_indptr": mask.indptr.astype(dtype)})
+        )
 
 
 # A is a selection, at most one entry per row: picks rows of B and scales them.

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -194,6 +195,25 @@ class SymbolicProduct:
             *self._parts, *self._operands, *self._of_c, self.product_ptr, self._cuts, self._scratch(dtype), positions
         )
         return positions
+
+    def masked_ptr(self, mask: SparsityPattern) -> np.ndarray:
+        """Return the number of products that land in a mask before every row, int64, shape (m + 1,)."""
+        ptr = np.zeros(self.shape[0] + 1, np.int64)
+        host_kernels().count_masked(*self._of_mask(mask), ptr[1:])
+        return np.cumsum(ptr, out=ptr)
+
+    def masked_terms(self, mask: SparsityPattern, ptr: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, ...]:
+        """Return the entries of A and B that these products multiply, and each one's offset in its row of the mask."""
+        longest = int(np.diff(mask.indptr).max(initial=0))
+        a_index, b_index = np.empty((2, int(ptr[-1])), dtype)
+        positions = np.empty(int(ptr[-1]), np.uint16 if longest <= 2**16 else np.uint32)
+        host_kernels().write_masked(*self._of_mask(mask), ptr, a_index, b_index, positions)
+        return a_index, b_index, positions
+
+    def _of_mask(self, mask: SparsityPattern) -> tuple[Any, ...]:
+        operands = self.a.indptr, self.a.indices, self.b.indptr, self.b.indices
+        scratch = np.zeros((len(self._cuts) - 1, self.shape[1]), np.uint32)
+        return *self._parts, *operands, mask.indptr, mask.indices, self._cuts, scratch
 
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the entries of A and B that every entry of C multiplies, if each has one term."""
