@@ -23,8 +23,8 @@ from sparsebp.core.locks import cached_property, forkable_lock
 from sparsebp.kernels.operands import Terms
 from sparsebp.patterns.builders import AssemblyPlan
 from sparsebp.patterns.pattern import KEPT, DeviceCopies, SparsityPattern, frozen, index_dtype, structure_of, values_on
-from sparsebp.products.strategies import OF_STRUCTURE, Dense, Masked, Strategy, by_kinds
-from sparsebp.products.symbolic import SymbolicProduct, parts_of_rows
+from sparsebp.products.strategies import OF_STRUCTURE, Dense, Masked, MaskedSums, Strategy, by_kinds
+from sparsebp.products.symbolic import MaskedProduct, SymbolicProduct, parts_of_rows
 
 # Sums on fixed patterns: where the entries of both operands lie in their union.
 
@@ -92,8 +92,8 @@ class ProductGradients:
     ----------
     a, b, c
         The patterns of C = A @ B.
-    strategy, arrays
-        The plan's.
+    strategy
+        The plan's strategy.
 
     Raises
     ------
@@ -101,14 +101,12 @@ class ProductGradients:
         A or B is an identity: its values are ones by definition, and the product skips them.
     """
 
-    def __init__(
-        self, a: SparsityPattern, b: SparsityPattern, c: SparsityPattern, strategy: str, arrays: dict[str, np.ndarray]
-    ) -> None:
+    def __init__(self, a: SparsityPattern, b: SparsityPattern, c: SparsityPattern, strategy: str) -> None:
         if "identity" in (a.kind, b.kind):
             raise OptionError("An identity has no gradient at its values", expected="patterns whose values count",
                               got=f"{a} @ {b}", remedy="Use SparsityPattern.diagonal(n) for values")  # fmt: skip
         self._a, self._b, self._c = a, b, c
-        self._dense, self._masked = strategy == Dense.name, arrays if strategy == Masked.name else None
+        self._dense, self._masked = strategy == Dense.name, strategy in (Masked.name, MaskedSums.name)
 
     def at_a(self, c_data: Array, b_data: Array) -> Array:
         """Return the gradient at A's values, from the gradient at C's values and B's values.
@@ -212,17 +210,17 @@ class ProductGradients:
     @cached_property
     def _counts(self) -> tuple[np.ndarray, np.ndarray]:
         """Number of terms of every entry of A, and before each, (nnz of A + 1,)."""
-        if self._masked is None:
-            counts = np.diff(self._b.indptr).astype(np.int64)[self._a.indices]
+        if self._masked:
+            counts = np.bincount(self._in_mask[0], minlength=self._a.nnz)
         else:
-            counts = np.bincount(self._masked["a_index"], minlength=self._a.nnz)
+            counts = np.diff(self._b.indptr).astype(np.int64)[self._a.indices]
         return counts, np.concatenate(([0], np.cumsum(counts)))
 
     @property
     def _b_of(self) -> np.ndarray:
         """The entry of B in each term, in the order of the forward."""
-        if self._masked is not None:
-            return self._masked["b_index"]
+        if self._masked:
+            return self._in_mask[1]
         a_of, within = _spread(self._counts[0])
         found: np.ndarray = self._b.indptr[self._a.indices[a_of]] + within
         return found
@@ -230,12 +228,18 @@ class ProductGradients:
     @cached_property
     def _c_of(self) -> np.ndarray:
         """The entry of C to which each term is added, in the order of the forward."""
-        if self._masked is not None:
-            product_ptr, positions = self._masked["product_ptr"], self._masked["positions"]
-        else:
-            product = SymbolicProduct(self._a, self._b)
-            product_ptr, positions = product.product_ptr, product.positions(product.position_dtype)
-        return np.repeat(self._c.indptr[:-1].astype(np.int64), np.diff(product_ptr)) + positions
+        if self._masked:
+            return self._in_mask[2]
+        product = SymbolicProduct(self._a, self._b)
+        positions = product.positions(product.position_dtype)
+        return np.repeat(self._c.indptr[:-1].astype(np.int64), np.diff(product.product_ptr)) + positions
+
+    @cached_property
+    def _in_mask(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The entries of A, B and C of every term."""
+        product = MaskedProduct(self._a, self._b, self._c)
+        a_of, b_of, positions = product.kept_terms(np.int64)
+        return a_of, b_of, np.repeat(product.c_indptr[:-1], np.diff(product.kept_ptr)) + positions
 
 
 def _spread(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -268,7 +272,7 @@ class ProductPlan:
         columns), ``blocks`` (A and B consist of small dense blocks), ``gather`` (every entry of C is one product),
         ``pairs`` (every entry of C sums a list of its products; short rows of B), ``positions`` (Gustavson's algorithm
         with each product's offset in its row kept), ``accumulate`` (the same through a dense row of sums, with
-        nothing kept per product), or ``masked`` (a list of the products that land in a mask).
+        nothing kept per product), ``masked`` (a list of the products in a mask), or ``masked_sums`` (as `accumulate`).
     products : int
         Multiplications per sample.
     how : type
@@ -297,7 +301,7 @@ class ProductPlan:
     @cached_property
     def index_bytes(self) -> int:
         """Bytes that the plan adds to the operands' patterns and a mask: C's pattern and the kernel's arrays."""
-        given = self.how is Masked or self.pattern in (self.a, self.b)
+        given = self.how in (Masked, MaskedSums) or self.pattern in (self.a, self.b)
         own = 0 if given else self.pattern.indptr.nbytes + self.pattern.indices.nbytes
         return own + sum(array.nbytes for array in self.arrays.values())
 
@@ -379,7 +383,7 @@ class ProductPlan:
         OptionError
             A or B is an identity, whose values the product skips.
         """
-        return ProductGradients(self.a, self.b, self.pattern, self.strategy, self.arrays)
+        return ProductGradients(self.a, self.b, self.pattern, self.strategy)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy by the constructor: arrays are read-only again, and device copies stay behind."""
@@ -516,6 +520,12 @@ def candidates_of_structure(
     yield from (found for found in (strategy(product) for strategy in OF_STRUCTURE) if found.fits)
 
 
+def candidates_in_mask(a: SparsityPattern, b: SparsityPattern, mask: SparsityPattern) -> Iterator[Strategy]:
+    """Yield the strategies for a mask; the last keeps nothing per product."""
+    product = MaskedProduct(a, b, mask)
+    yield from (found for found in (Masked(product), MaskedSums(product)) if found.fits)
+
+
 def plan_by(strategy: Strategy) -> ProductPlan:
     """Plan a product by this strategy and no other.
 
@@ -541,8 +551,7 @@ def _plan(strategy: Strategy) -> ProductPlan:
 def _make_plan(
     a: SparsityPattern, b: SparsityPattern, memory_limit: int | None, mask: SparsityPattern | None = None
 ) -> ProductPlan:
-    strategies = candidates(a, b, memory_limit) if mask is None else [Masked(SymbolicProduct(a, b), mask)]
-    for strategy in strategies:
+    for strategy in candidates(a, b, memory_limit) if mask is None else candidates_in_mask(a, b, mask):
         needed = strategy.pattern_bytes
         if memory_limit is not None and needed > memory_limit:
             break

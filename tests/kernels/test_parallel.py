@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from matrices import csr, disjoint, of_blocks
-from sparsebp import SparsityPattern, kernels, plan_product
+from sparsebp import SparsityPattern, kernels
 from sparsebp.core.check import FUNCTIONS, LOSS_FUNCTIONS, SLOPES
 from sparsebp.products import product, strategies
 from thread_counts import assert_same_for_any_number_of_threads

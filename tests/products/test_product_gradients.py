@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 
 import numpy as np
@@ -14,7 +13,7 @@ from backends import needs_numba
 from matrices import dense
 from sparsebp import SparsityPattern, kernels
 from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, PatternError, ShapeError
-from sparsebp.products import plan_product
+from sparsebp.products import plan_product, strategies
 from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
 
 
@@ -68,8 +67,23 @@ def test_masked_products_of_complex_values(draw, batch, seed):
     np.testing.assert_array_equal(copy(*values), found)
     bytes_of_lists = sum(array.nbytes for array in plan.arrays.values())
     assert plan.index_bytes == bytes_of_lists and plan_product(a, a.T, mask=mask) is plan
-    with pytest.raises(MemoryLimitError) if bytes_of_lists > 200 else contextlib.nullcontext():
-        plan_product(a, a.T, mask=mask, memory_limit=200 if bytes_of_lists > 200 else bytes_of_lists)
+    with pytest.raises(MemoryLimitError):
+        plan_product(a, a.T, mask=mask, memory_limit=0)
+
+
+@pytest.mark.parametrize("landing", [0.0, 1.0])
+def test_a_mask_has_columns_that_b_lacks(landing, monkeypatch):
+    """Only columns of B with entries are numbered where there are few."""
+    monkeypatch.setattr(strategies, "LANDING", landing)
+    a = SparsityPattern([0, 2, 3], [0, 1, 1], (2, 2))
+    b = SparsityPattern([0, 2, 4], [5, 2**29, 7, 2**29], (2, 2**30))
+    mask = SparsityPattern([0, 3, 5], [6, 7, 2**29, 4, 7], b.shape)
+    plan = plan_product(a, b, mask=mask)
+    a_data, b_data = np.array([1.0, 2, 3]), np.array([1.0, 10, 100, 1000])
+    np.testing.assert_array_equal(plan(a_data, b_data), [0, 200, 2010, 0, 300])
+    gc = np.array([1.0, 2, 3, 4, 5])
+    np.testing.assert_array_equal(plan.gradients.at_a(gc, b_data), [30, 3200, 500])
+    np.testing.assert_array_equal(plan.gradients.at_b(a_data, gc), [0, 3, 19, 6])
 
 
 def test_a_mask_has_the_products_shape():

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import copy
+import functools
+import inspect
+import pickle
 import sys
 import types
 import warnings
@@ -86,9 +90,10 @@ def test_solutions_shapes_and_dtypes_are_scipys(n, density, kind, dtype, of_b, c
         plain = x.toarray() if sp.issparse(x) else x
         assert_solves(matrix.toarray(), plain.reshape(right.shape), right)
     assert solvers.cache_info()[:4] == (1, 1, 0, 0)
-    if n and np.dtype(dtype).kind in "fc":
+    if n:
         expected = theirs.spsolve(matrix.tocsc(), b)
         assert expected.shape == x.shape and expected.dtype == x.dtype
+        assert sp.issparse(x) or expected.flags.f_contiguous == x.flags.f_contiguous
 
 
 @given(n=sizes(1, 30), dtype=st.sampled_from([np.float32, np.float64, np.complex64, np.complex128]),
@@ -107,6 +112,25 @@ def test_factors_are_permuted_triangles(n, dtype, kind, trans, seed):
     b = numbers(rng, (n, 2), dtype)
     assert_solves({"N": dense, "T": dense.T, "H": dense.conj().T}[trans], lu.solve(b, trans), b)
     assert lu.shape == (n, n) and lu.nnz >= n and str(np.dtype(dtype)) in repr(lu)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_factors_have_the_dtype_and_solutions_the_order_of_superlus(dtype):
+    matrix = sp.csc_array(np.diag(np.arange(1, 4)).astype(dtype))
+    for b in (np.ones(3, np.float32), np.ones((3, 2), np.int8), np.ones((3, 1), np.float32)):
+        x, expected = solvers.splu(matrix).solve(b), theirs.splu(matrix).solve(b)
+        assert x.dtype == expected.dtype and x.flags.f_contiguous == expected.flags.f_contiguous
+
+
+def test_longer_numbers_than_double_precision_are_refused():
+    if np.longdouble == np.float64:
+        pytest.skip("long double is double here")
+    matrix, b = sp.csc_array(np.eye(2)), np.ones(2)
+    for dtype in (np.longdouble, np.clongdouble):
+        for call in (lambda: solvers.spsolve(matrix.astype(dtype), b), lambda: solvers.splu(matrix.astype(dtype)),  # noqa: B023
+                     lambda: solvers.spsolve(matrix, b.astype(dtype))):  # fmt: skip  # noqa: B023
+            with pytest.raises(TypeError):
+                call()
 
 
 def test_real_factors_take_complex_right_hand_sides():
@@ -261,6 +285,31 @@ def test_packages_that_hold_scipys_functions_use_ours_in_a_block_alone():
     finally:
         for name in ("holds_before", "holds_after"):
             sys.modules.pop(name, None)
+
+
+def test_functions_of_scipy_are_pickled_in_a_block_and_those_of_a_block_after_it():
+    original = theirs.spsolve
+    with solvers.used_by_scipy():
+        substitute = theirs.spsolve
+        assert pickle.loads(pickle.dumps(original)) is original
+        assert pickle.loads(pickle.dumps(functools.partial(substitute))).func is not None
+    assert pickle.loads(pickle.dumps(substitute)) is copy.copy(substitute) is original
+    assert inspect.signature(substitute) == inspect.signature(original)
+
+
+def test_a_module_that_gives_a_name_to_another_function_is_searched_again():
+    module = types.ModuleType("holds_later")
+    module.solve = None
+    sys.modules["holds_later"] = module
+    try:
+        with solvers.used_by_scipy():
+            pass
+        module.solve = original = theirs.spsolve  # as many names as before
+        with solvers.used_by_scipy():
+            assert module.solve is theirs.spsolve is not original
+        assert module.solve is original
+    finally:
+        del sys.modules["holds_later"]
 
 
 def test_threads_share_plans():

@@ -524,7 +524,7 @@ def _add_panel(at, p, r, n, c, data, sums, pivot, terms, zero):
             y = number.fma(number.conjugate(number.entry(data, u + r, zero), True), a, y)
             number.set_entry(sums, one, x)
             number.set_entry(sums, two, y)
-        for q in range(c - (c - r) % 2, c):
+        for q in range(max(r, c - (c - r) % 2), c):
             j = np.int64(at.columns[begin + q])
             u = number.conjugate(number.entry(data, base + q * r + i, zero), True)
             number.set_entry(sums, j, number.fma(u, a, number.entry(sums, j, zero)))
