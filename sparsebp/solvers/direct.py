@@ -216,10 +216,17 @@ class SparseLU:
 
     def _solve(self, b: Array, trans: Trans) -> Array:
         if not self._transposed:
-            return self._factors.solve(b, trans)
-        if trans == "H":
-            return np.conj(self._factors.solve(np.conj(b)))
-        return self._factors.solve(b, "T" if trans == "N" else "N")
+            x = self._factors.solve(b, trans)
+        elif trans == "H":
+            x = np.conj(self._factors.solve(np.conj(b)))
+        else:
+            x = self._factors.solve(b, "T" if trans == "N" else "N")
+        if np.isfinite(x).all() or not np.isfinite(b).all():
+            return x
+        matrix = self._factors.plan.pattern.to_scipy(self._factors.values)  # another order may not overflow
+        error = PivotError("The solution is not finite", expected="finite numbers", got="others")
+        found: Array = _pass_on(matrix.T if self._transposed else matrix, error).solve(b, trans)
+        return found
 
     def __repr__(self) -> str:
         return f"SparseLU(shape={self.shape}, nnz={self.nnz}, {self._factors.dtype})"

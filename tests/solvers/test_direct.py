@@ -339,6 +339,39 @@ def test_pivots_that_are_too_large_for_a_reciprocal(dtype):
     assert solvers.cache_info().passed_on == 1
 
 
+@settings(max_examples=60)
+@given(n=sizes(2, 30), wide=st.integers(1, 3), largest=st.sampled_from([3, 20, 150, 300]),
+       kind=st.sampled_from(["csr", "csc"]), singular=st.booleans(), seed=seeds)  # fmt: skip
+def test_ill_scaled_and_singular_bands_are_solved_where_scipy_solves(n, wide, largest, kind, singular, seed):
+    """With residuals of SciPy's size, over the sizes of the matrix and x; a warning where x is not finite."""
+    rng, wide = np.random.default_rng(seed), min(wide, n - 1)
+    lines = {o: rng.standard_normal(n - abs(o)) for o in range(-wide, wide + 1)}
+    matrix = sp.lil_array(sp.diags_array(list(lines.values()), offsets=list(lines)))
+    if singular:
+        matrix[n - 1] = 3 * matrix[0]
+    matrix = matrix.asformat(kind)
+    matrix.data *= 1.0 if singular else 10.0 ** -rng.uniform(0, largest, matrix.nnz)
+    b = rng.standard_normal(n)
+    with warnings.catch_warnings(record=True) as ours:
+        warnings.simplefilter("always", theirs.MatrixRankWarning)
+        x = solvers.spsolve(matrix, b)
+    with warnings.catch_warnings(record=True) as warned, np.errstate(all="ignore"):
+        warnings.simplefilter("always")
+        try:
+            expected = theirs.spsolve(matrix, b)
+        except RuntimeError:  # SuperLU fails
+            return
+    if ours or warned:
+        assert singular or largest > 100 or not ours
+        assert np.isnan(x).all() or not ours
+        return
+    assert np.isfinite(x).all() or not np.isfinite(expected).all()
+    if np.isfinite(x).all() and np.isfinite(expected).all():
+        found, least = (abs(b - matrix @ v).max() / (abs(matrix).sum(axis=1).max() * abs(v).max() + abs(b).max())
+                        for v in (x, expected))  # fmt: skip
+        assert found <= 10 * max(least, np.finfo(float).eps)
+
+
 def test_sparse_columns_of_a_singular_matrix_are_refused_as_by_scipy():
     singular = sp.csc_array([[1.0, 1.0], [1.0, 1.0]])
     for call in (lambda: solvers.spsolve(singular, sp.eye_array(2, format="csc")), lambda: theirs.inv(singular)):
