@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 MODULES = {
     "recurrent": "recurrent", "long-sequences": "recurrent", "inference": "recurrent", "torch": "recurrent",
     "scan": "scan", "chains": "scan", "linear": "linear", "spgemm": "spgemm", "spgemm-sweep": "spgemm",
-    "factor": "factor", "solvers": "solvers", "kept-pattern": "kept_pattern", "function-jacobian": "functions",
-    "derivatives": "derivatives", "least-squares": "fits",
+    "factor": "factor", "factor-kinds": "factor_kinds", "solvers": "solvers", "kept-pattern": "kept_pattern",
+    "function-jacobian": "functions", "derivatives": "derivatives", "least-squares": "fits",
     "sparse-grad": "sparse_grad",
     "jacobian": "jacobians", "convergence": "training", "pruned": "jacobians", "optim": "training",
     "fusion": "training", "convolution": "training", "layers": "layers", "schedule": "schedules", "busy": "schedules",

@@ -16,6 +16,7 @@ import importlib.metadata
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -144,8 +145,8 @@ def load() -> Any:
 
 # Who else multiplies sparse matrices on this machine: SciPy, and MKL and GraphBLAS where they are installed.
 
-Prepare: TypeAlias = Callable[[Any, Any], dict[str, Callable[[], object]]]
-"""Takes two SciPy CSR arrays of float32 and returns the calls to time, by side."""
+Prepare: TypeAlias = Callable[[Pair], dict[str, Callable[[], object]]]
+"""Takes a pair, and returns the calls to time, by side."""
 
 
 def sparse_peers(note: Callable[[str], None]) -> list[Prepare]:
@@ -154,7 +155,7 @@ def sparse_peers(note: Callable[[str], None]) -> list[Prepare]:
     Their sides are ``scipy``; ``mkl`` (structure and values at every call) and ``mkl_numeric`` (values into a structure
     that is kept); ``graphblas``.
     """
-    here: list[Prepare] = [lambda a, b: {"scipy": lambda: a @ b}]
+    here: list[Prepare] = [lambda pair: {"scipy": lambda: in_scipy(pair)}]
     if load() is None:
         note("MKL: not compared, the package mkl is not installed")
     else:
@@ -180,15 +181,24 @@ def using_threads_too(count: int) -> Iterator[None]:
             settings["nthreads"] = before
 
 
-def _in_mkl(a: Any, b: Any) -> dict[str, Callable[[], object]]:
-    product = MklProduct(a, b)
+def _in_mkl(pair: Pair) -> dict[str, Callable[[], object]]:
+    if pair.mask is not None:  # it has none
+        return {}
+    product = MklProduct(pair.a, pair.b)
     return {"mkl": product.fresh, "mkl_numeric": product.values}
 
 
-def _in_graphblas(a: Any, b: Any) -> dict[str, Callable[[], object]]:
+def in_scipy(pair: Pair) -> Any:
+    """Return the product; with a mask the whole one, times the mask's ones."""
+    found = pair.a @ pair.b
+    return found if pair.mask is None else found.multiply(pair.mask != 0).tocsr()
+
+
+def _in_graphblas(pair: Pair) -> dict[str, Callable[[], object]]:
     graphblas: Any = harness.optional("graphblas")
-    left, right = graphblas.io.from_scipy_sparse(a), graphblas.io.from_scipy_sparse(b)
-    return {"graphblas": lambda: left.mxm(right).new().wait()}
+    left, right = graphblas.io.from_scipy_sparse(pair.a), graphblas.io.from_scipy_sparse(pair.b)
+    mask = None if pair.mask is None else graphblas.io.from_scipy_sparse(pair.mask).S
+    return {"graphblas": lambda: left.mxm(right).new(mask=mask).wait()}
 
 
 TARGET_THREADS = 2
@@ -225,7 +235,8 @@ def plan_pair(pair: Pair) -> tuple[Any, float]:
 
 def _fresh_plan(pair: Pair) -> Any:
     product._cache.clear()
-    return plan_product(SparsityPattern.from_scipy(pair.a), SparsityPattern.from_scipy(pair.b))
+    mask = None if pair.mask is None else SparsityPattern.from_scipy(pair.mask)
+    return plan_product(SparsityPattern.from_scipy(pair.a), SparsityPattern.from_scipy(pair.b), mask=mask)
 
 
 def measure_rows(
@@ -239,7 +250,7 @@ def measure_rows(
 ) -> list[Row]:
     sides: dict[str, Callable[[], object]] = {}
     for prepare in peers:
-        sides |= prepare(pair.a, pair.b)
+        sides |= prepare(pair)
     rows = []
     for samples, of_two, of_one in ((None, pair.targets, pair.alone_targets), (batch, pair.batch_targets, {})):
         if of_two is None:
@@ -310,7 +321,7 @@ def check(pair: Pair, plan: Any) -> None:
 
     a_data, b_data = values(pair, 2)
     ours = sp.csr_array((plan(a_data, b_data)[:, 0], plan.pattern.indices, plan.pattern.indptr), plan.pattern.shape)
-    expected = _with(pair.a, a_data[:, 0]) @ _with(pair.b, b_data[:, 0])
+    expected = in_scipy(replace(pair, a=_with(pair.a, a_data[:, 0]), b=_with(pair.b, b_data[:, 0])))
     refuse_difference(f"The product {pair.name}", "SciPy", difference(ours, expected))
 
 

@@ -289,6 +289,7 @@ class Pair:
     batch_targets: Targets | None = None  # of two threads, for values of each sample; None: not measured
     plan_targets: Targets | None = None  # of two threads, for planning and one run together; None: not measured
     alone_targets: Targets = field(default_factory=dict)  # of one thread, for values shared by the batch
+    mask: Any = None  # the entries that are computed, all if None
 
 
 def pairs(quick: bool) -> Iterator[Pair]:
@@ -335,6 +336,7 @@ def pruned_convolutions(channels: int, side: int, keep: float) -> tuple[Any, Any
 
 def of_others(quick: bool) -> Iterator[Pair]:
     """Yield products of matrices that come from elsewhere: all are to reach the same."""
+    import scipy.sparse as sp
 
     def pair(name: str, a: Any, b: Any, targets: Targets = TWO_THREADS) -> Pair:
         return Pair(name, a, b, targets, plan_targets={"scipy": 1}, alone_targets=ONE_THREAD)
@@ -352,6 +354,9 @@ def of_others(quick: bool) -> Iterator[Pair]:
     yield pair("3 × 3 blocks, squared", elasticity, elasticity, SMALL_BLOCKS)
     graph = rmat(5 if quick else 14)
     yield pair("R-MAT graph, squared", graph, graph)
+    below = sorted_csr(sp.tril(graph + graph.T, -1))
+    yield Pair("R-MAT graph, L·L ∘ L", below, below, {"scipy": 6, "graphblas": 1}, plan_targets={"graphblas": 1},
+               alone_targets={"graphblas": 1}, mask=below)  # fmt: skip
     tall = random_rows(*((100, 20, 3) if quick else (100_000, 1000, 6)), seed=3)
     yield pair("tall random, AᵀA", sorted_csr(tall.T), tall)
     for n, entries in ((40, 5), (60, 3)) if quick else ((1000, 50), (3000, 12), (10_000, 8), (30_000, 3), (30_000, 20)):

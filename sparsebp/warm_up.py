@@ -188,7 +188,7 @@ def _sparse_products(dtype: np.dtype) -> None:
     band = _pattern((moved >= 0) & (moved < 65))
     for plan in (
         plan_product(diagonal, square), plan_product(square, diagonal),
-        plan_product(band, SparsityPattern.diagonal(band.shape[1])),
+        plan_product(band, SparsityPattern.diagonal(band.shape[1])), plan_product(blocks, blocks, mask=blocks),
     ):  # fmt: skip
         _multiply(plan, dtype)
     plan_addition(square, diagonal)

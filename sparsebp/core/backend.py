@@ -21,6 +21,7 @@ from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, MissingDe
 
 FLOAT_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 COMPLEX_DTYPES: tuple[Any, ...] = (np.dtype(np.complex64), np.dtype(np.complex128))
+_REAL_DTYPES = dict(zip(COMPLEX_DTYPES, FLOAT_DTYPES, strict=True)) | {dtype: dtype for dtype in FLOAT_DTYPES}
 INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
 
 
@@ -265,14 +266,14 @@ def float_dtype(dtype: Any) -> np.dtype:
 
 def number_dtype(dtype: Any) -> np.dtype:
     """Return a real or complex dtype of floats; DTypeError for any other."""
-    if dtype in COMPLEX_DTYPES or dtype in FLOAT_DTYPES:
+    if dtype in FLOAT_DTYPES or dtype in COMPLEX_DTYPES:
         return np.dtype(dtype)
     raise DTypeError("Unsupported dtype", expected="float32 or float64, complex64 or complex128", got=dtype)
 
 
 def real_dtype(dtype: Any) -> np.dtype:
     """Return the dtype of the real parts of numbers."""
-    return np.finfo(dtype).dtype
+    return _REAL_DTYPES[np.dtype(dtype)]
 
 
 def exact_floats(name: str, integers: np.ndarray, dtype: Any) -> np.ndarray:

@@ -428,7 +428,8 @@ class FactorPlan:
     def _check_pivots(self, values: Array, data: Array, growth: Array, loss: Array) -> None:
         """Refuse samples of which no digit, or less than half of them, would be right."""
         most_loss, most_growth = self._limits[values.dtype]
-        if loss.max(initial=0) <= most_loss and growth.max(initial=0) <= most_growth:  # NaN is not
+        lost, grown = (loss[0], growth[0]) if len(loss) == 1 else (loss.max(initial=0), growth.max(initial=0))
+        if lost <= most_loss and grown <= most_growth:  # NaN is not
             return
         eps, batched, kind = np.finfo(values.dtype).eps, values.ndim == 2, self.kind
         bad = np.flatnonzero(~((loss <= most_loss) & (growth <= most_growth)))

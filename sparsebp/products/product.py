@@ -23,8 +23,8 @@ from sparsebp.core.locks import cached_property, forkable_lock
 from sparsebp.kernels.operands import Terms
 from sparsebp.patterns.builders import AssemblyPlan
 from sparsebp.patterns.pattern import KEPT, DeviceCopies, SparsityPattern, frozen, index_dtype, structure_of, values_on
-from sparsebp.products.strategies import OF_STRUCTURE, Dense, Strategy, by_kinds
-from sparsebp.products.symbolic import SymbolicProduct, parts_of_rows
+from sparsebp.products.strategies import OF_STRUCTURE, Dense, Masked, MaskedSums, Strategy, by_kinds
+from sparsebp.products.symbolic import MaskedProduct, SymbolicProduct, parts_of_rows
 
 # Sums on fixed patterns: where the entries of both operands lie in their union.
 
@@ -102,11 +102,11 @@ class ProductGradients:
     """
 
     def __init__(self, a: SparsityPattern, b: SparsityPattern, c: SparsityPattern, strategy: str) -> None:
-        if strategy == "identity":
+        if "identity" in (a.kind, b.kind):
             raise OptionError("An identity has no gradient at its values", expected="patterns whose values count",
                               got=f"{a} @ {b}", remedy="Use SparsityPattern.diagonal(n) for values")  # fmt: skip
         self._a, self._b, self._c = a, b, c
-        self._dense = strategy == Dense.name
+        self._dense, self._masked = strategy == Dense.name, strategy in (Masked.name, MaskedSums.name)
 
     def at_a(self, c_data: Array, b_data: Array) -> Array:
         """Return the gradient at A's values, from the gradient at C's values and B's values.
@@ -179,11 +179,9 @@ class ProductGradients:
     @cached_property
     def _terms_of_a(self) -> DeviceCopies:
         """Entry c of C times entry b of B, in the order of the forward."""
-        a, b = self._a, self._b
-        counts, before = self._counts
-        a_of, within = _spread(counts)
-        return self._listed(a, before[a.indptr], self._c_of[before[a_of] + within],
-                            b.indptr[a.indices[a_of]] + within, a_of - a.indptr[a.row_of_entry[a_of]])  # fmt: skip
+        a, (counts, before) = self._a, self._counts
+        a_of, _ = _spread(counts)
+        return self._listed(a, before[a.indptr], self._c_of, self._b_of, a_of - a.indptr[a.row_of_entry[a_of]])
 
     @cached_property
     def _terms_of_b(self) -> DeviceCopies:
@@ -193,8 +191,9 @@ class ProductGradients:
         by_column = a.transpose_permutation  # A's entries column by column: by the rows of B
         entry, within = _spread(counts[by_column])
         a_of = by_column[entry]
-        ends = np.concatenate(([0], np.cumsum(counts[by_column])))
-        return self._listed(b, ends[a.T.indptr], a_of, self._c_of[before[a_of] + within], within)
+        ends, term = np.concatenate(([0], np.cumsum(counts[by_column]))), before[a_of] + within
+        positions = self._b_of[term] - b.indptr[a.indices[a_of]]
+        return self._listed(b, ends[a.T.indptr], a_of, self._c_of[term], positions)
 
     def _listed(
         self, target: SparsityPattern, product_ptr: np.ndarray, first: np.ndarray, second: np.ndarray,
@@ -211,15 +210,36 @@ class ProductGradients:
     @cached_property
     def _counts(self) -> tuple[np.ndarray, np.ndarray]:
         """Number of terms of every entry of A, and before each, (nnz of A + 1,)."""
-        counts = np.diff(self._b.indptr).astype(np.int64)[self._a.indices]
+        if self._masked:
+            counts = np.bincount(self._in_mask[0], minlength=self._a.nnz)
+        else:
+            counts = np.diff(self._b.indptr).astype(np.int64)[self._a.indices]
         return counts, np.concatenate(([0], np.cumsum(counts)))
+
+    @property
+    def _b_of(self) -> np.ndarray:
+        """The entry of B in each term, in the order of the forward."""
+        if self._masked:
+            return self._in_mask[1]
+        a_of, within = _spread(self._counts[0])
+        found: np.ndarray = self._b.indptr[self._a.indices[a_of]] + within
+        return found
 
     @cached_property
     def _c_of(self) -> np.ndarray:
         """The entry of C to which each term is added, in the order of the forward."""
+        if self._masked:
+            return self._in_mask[2]
         product = SymbolicProduct(self._a, self._b)
         positions = product.positions(product.position_dtype)
         return np.repeat(self._c.indptr[:-1].astype(np.int64), np.diff(product.product_ptr)) + positions
+
+    @cached_property
+    def _in_mask(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The entries of A, B and C of every term."""
+        product = MaskedProduct(self._a, self._b, self._c)
+        a_of, b_of, positions = product.kept_terms(np.int64)
+        return a_of, b_of, np.repeat(product.c_indptr[:-1], np.diff(product.kept_ptr)) + positions
 
 
 def _spread(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -251,8 +271,8 @@ class ProductPlan:
         ``filled`` (nearly full, written out as dense matrices), ``runs`` (rows of B consist of runs of neighbouring
         columns), ``blocks`` (A and B consist of small dense blocks), ``gather`` (every entry of C is one product),
         ``pairs`` (every entry of C sums a list of its products; short rows of B), ``positions`` (Gustavson's algorithm
-        with each product's offset in its row kept), or ``accumulate`` (the same through a dense row of sums, with
-        nothing kept per product).
+        with each product's offset in its row kept), ``accumulate`` (the same through a dense row of sums, with
+        nothing kept per product), ``masked`` (a list of the products in a mask), or ``masked_sums`` (as `accumulate`).
     products : int
         Multiplications per sample.
     how : type
@@ -280,8 +300,9 @@ class ProductPlan:
 
     @cached_property
     def index_bytes(self) -> int:
-        """Bytes that the plan adds to the operands' patterns: C's pattern and the kernel's arrays."""
-        own = 0 if self.pattern in (self.a, self.b) else self.pattern.indptr.nbytes + self.pattern.indices.nbytes
+        """Bytes that the plan adds to the operands' patterns and a mask: C's pattern and the kernel's arrays."""
+        given = self.how in (Masked, MaskedSums) or self.pattern in (self.a, self.b)
+        own = 0 if given else self.pattern.indptr.nbytes + self.pattern.indices.nbytes
         return own + sum(array.nbytes for array in self.arrays.values())
 
     def __call__(self, a_data: Any, b_data: Any, out: Array | None = None) -> Array:
@@ -415,13 +436,16 @@ def _as_columns(array: Array) -> Array:
 _CACHE_SIZE = 64
 
 
-def plan_product(a: Any, b: Any, *, memory_limit: int | None = None) -> ProductPlan:
+def plan_product(a: Any, b: Any, *, mask: Any = None, memory_limit: int | None = None) -> ProductPlan:
     """Do the symbolic work of C = A @ B once.
 
     Parameters
     ----------
     a, b
         Patterns of shapes (m, k) and (k, n), or sparse matrices of SciPy or CuPy, whose values do not count.
+    mask
+        The entries of C to compute, (m, n): a pattern or a sparse matrix, whose values do not count. C has this
+        pattern; entries without a product are 0. None computes all that can differ from 0.
     memory_limit
         Most bytes of the plan's arrays, None for no limit. Where an index of the products does not fit, the plan keeps
         none and sums in a dense row; C's pattern must fit in any case.
@@ -434,7 +458,7 @@ def plan_product(a: Any, b: Any, *, memory_limit: int | None = None) -> ProductP
     Raises
     ------
     PatternError, ShapeError
-        An operand is neither, or the shapes do not chain.
+        An operand is neither, the shapes do not chain, or the mask has another one than C.
     OptionError
         `memory_limit` is not an integer, or negative.
     MemoryLimitError
@@ -448,8 +472,12 @@ def plan_product(a: Any, b: Any, *, memory_limit: int | None = None) -> ProductP
         raise ShapeError("The shapes do not chain", expected=f"B with {a.shape[1]} rows, as many as A has columns",
                          got=f"A {a.shape}, B {b.shape}",
                          remedy="Swap the operands, or pass a transposed pattern (.T)")  # fmt: skip
+    if mask is not None:
+        mask = structure_of("mask", mask)
+        if mask.shape != (shape := (a.shape[0], b.shape[1])):
+            raise ShapeError("The mask does not fit the product", expected=shape, got=mask.shape)
     for limit in (None, memory_limit):  # a plan made without a limit also serves, if it fits
-        key = (a, b, limit)
+        key = (a, b, mask, limit)
         with _lock:
             plan = _cache.get(key)
             if plan is not None and (memory_limit is None or plan.index_bytes <= memory_limit):
@@ -459,7 +487,7 @@ def plan_product(a: Any, b: Any, *, memory_limit: int | None = None) -> ProductP
         f"The plan of a product of shapes {a.shape} and {b.shape} does not fit in memory",
         "Pass memory_limit=, which makes a plan that keeps less, or multiply smaller parts",
     ):
-        plan = _make_plan(a, b, memory_limit)
+        plan = _make_plan(a, b, memory_limit, mask)
     with _lock:
         _cache[key] = plan
         while len(_cache) > _CACHE_SIZE:
@@ -467,7 +495,9 @@ def plan_product(a: Any, b: Any, *, memory_limit: int | None = None) -> ProductP
     return plan
 
 
-_cache: OrderedDict[tuple[SparsityPattern, SparsityPattern, int | None], ProductPlan] = OrderedDict()
+_cache: OrderedDict[tuple[SparsityPattern, SparsityPattern, SparsityPattern | None, int | None], ProductPlan] = (
+    OrderedDict()
+)
 _lock = forkable_lock(drop=_cache.clear)
 
 
@@ -488,6 +518,12 @@ def candidates_of_structure(
     """Yield the strategies that fit the structure, whatever the kinds; the last keeps nothing per product."""
     product = SymbolicProduct(a, b, memory_limit)
     yield from (found for found in (strategy(product) for strategy in OF_STRUCTURE) if found.fits)
+
+
+def candidates_in_mask(a: SparsityPattern, b: SparsityPattern, mask: SparsityPattern) -> Iterator[Strategy]:
+    """Yield the strategies for a mask; the last keeps nothing per product."""
+    product = MaskedProduct(a, b, mask)
+    yield from (found for found in (Masked(product), MaskedSums(product)) if found.fits)
 
 
 def plan_by(strategy: Strategy) -> ProductPlan:
@@ -512,8 +548,10 @@ def _plan(strategy: Strategy) -> ProductPlan:
     return ProductPlan(product.a, product.b, pattern, type(strategy), strategy.products, strategy.arrays())
 
 
-def _make_plan(a: SparsityPattern, b: SparsityPattern, memory_limit: int | None) -> ProductPlan:
-    for strategy in candidates(a, b, memory_limit):
+def _make_plan(
+    a: SparsityPattern, b: SparsityPattern, memory_limit: int | None, mask: SparsityPattern | None = None
+) -> ProductPlan:
+    for strategy in candidates(a, b, memory_limit) if mask is None else candidates_in_mask(a, b, mask):
         needed = strategy.pattern_bytes
         if memory_limit is not None and needed > memory_limit:
             break

@@ -14,7 +14,14 @@ from sparsebp.kernels.operands import PAGE, Blocks, Columns, Pairs, Places, Rows
 from sparsebp.kernels.spec import Kernels
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.pattern import index_bytes, index_dtype
-from sparsebp.products.symbolic import SymbolicProduct, host_kernels, parts_of_numeric, parts_of_rows, row_cuts
+from sparsebp.products.symbolic import (
+    MaskedProduct,
+    SymbolicProduct,
+    host_kernels,
+    parts_of_numeric,
+    parts_of_rows,
+    row_cuts,
+)
 
 __all__ = [
     "OF_KINDS",
@@ -23,6 +30,8 @@ __all__ = [
     "Filled",
     "Gather",
     "Identity",
+    "Masked",
+    "MaskedSums",
     "Positions",
     "Strategy",
     "StrategyOfKinds",
@@ -432,6 +441,11 @@ class Identity(StrategyOfKinds):
 
 INDEX_LIMIT = 2**30
 """Most bytes of an index of all products if no limit is given; beyond it, nothing is kept per product."""
+MUCH = 2**26
+"""Bytes of such an index that count."""
+SUMMED = 8
+"""Products per entry of C from which no index that counts is kept: `Accumulate` takes at most a quarter longer, where
+the zeros and the reading of a row of sums are spread over so many products, and its plan has a fifth of the bytes."""
 
 
 class Positions(Strategy):
@@ -443,7 +457,9 @@ class Positions(Strategy):
 
     @property
     def fits(self) -> bool:
-        return self.product.products != self.product.nnz and self.product.position_bytes <= INDEX_LIMIT
+        product = self.product
+        most = MUCH if product.products >= SUMMED * product.nnz else INDEX_LIMIT
+        return product.products != product.nnz and product.position_bytes <= most
 
     @property
     def index_bytes(self) -> int:
@@ -788,6 +804,58 @@ class SelectColumns(Strategy):
     def operands(cls, a: SparsityPattern, b: SparsityPattern, arrays: Mapping[str, Any]) -> tuple[Any, ...]:
         listed = {"product_ptr": arrays["a_indptr"], "a_index": None, "b_index": arrays["a_indices"]}
         return super().operands(a, b, listed | dict(arrays))
+
+
+# C has the pattern of a mask.
+
+LANDING = 0.5
+"""Share of the products that land in the mask, up to which a list of them is faster than a dense row for all."""
+
+
+class Masked(Strategy):
+    """Keeps the entries of A and B that each product in the mask multiplies, and its offset in its row of C."""
+
+    name = "masked"
+    kernel = "spgemm_select_columns"
+    reads = (Terms,)
+    product: MaskedProduct
+
+    @property
+    def fits(self) -> bool:
+        product = self.product
+        return product.kept <= LANDING * product.products and self.index_bytes <= INDEX_LIMIT
+
+    @property
+    def products(self) -> int:
+        return self.product.kept
+
+    @cached_property
+    def _dtype(self) -> np.dtype:
+        product = self.product
+        longest = index_dtype(max(product.kept, product.nnz), product.shape)
+        return np.promote_types(product.pair_dtype, longest)
+
+    @property
+    def index_bytes(self) -> int:
+        product = self.product
+        each = 2 * self._dtype.itemsize + product.position_dtype.itemsize
+        return each * product.kept + self._dtype.itemsize * len(product.kept_ptr) + self._cuts.nbytes
+
+    @cached_property
+    def _cuts(self) -> np.ndarray:
+        return parts_of_rows(self.product.kept_ptr + self.product.c_indptr)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        product, dtype = self.product, self._dtype
+        a_index, b_index, positions = product.kept_terms(dtype)
+        own = {"product_ptr": product.kept_ptr.astype(dtype), "a_index": a_index, "b_index": b_index}
+        return own | {"positions": positions, "row_cuts": self._cuts, "c_indptr": product.c_indptr.astype(dtype)}
+
+
+class MaskedSums(Accumulate):
+    """Sums all products in a dense row, of which the mask's entries are read: for many, or a mask of most of C."""
+
+    name = "masked_sums"
 
 
 # A is a selection, at most one entry per row: picks rows of B and scales them.

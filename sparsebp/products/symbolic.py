@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -268,3 +269,55 @@ class SymbolicProduct:
 
     def _scratch(self, dtype: np.dtype | type, extra: int = 0) -> np.ndarray:
         return np.zeros((len(self._cuts) - 1, self._width + extra), dtype)
+
+
+class MaskedProduct(SymbolicProduct):
+    """What is known about the entries of C = A @ B in a mask, whose pattern C has. `products` counts all products."""
+
+    def __init__(self, a: SparsityPattern, b: SparsityPattern, mask: SparsityPattern) -> None:
+        super().__init__(a, b)
+        self._mask = mask
+
+    @property
+    def pattern(self) -> SparsityPattern:
+        """The mask."""
+        return self._mask
+
+    @property
+    def pattern_bytes(self) -> int:
+        """None: the mask exists."""
+        return 0
+
+    @cached_property
+    def c_indptr(self) -> np.ndarray:
+        """The mask's row pointer, int64, shape (m + 1,)."""
+        return self._mask.indptr.astype(np.int64)
+
+    @cached_property
+    def kept_ptr(self) -> np.ndarray:
+        """Number of products in the mask before every row, int64, shape (m + 1,)."""
+        ptr = np.zeros(self.shape[0] + 1, np.int64)
+        host_kernels().count_masked(*self._of_mask, ptr[1:])
+        return np.cumsum(ptr, out=ptr)
+
+    @property
+    def kept(self) -> int:
+        """Number of products in the mask."""
+        return int(self.kept_ptr[-1])
+
+    def kept_terms(self, dtype: np.dtype | type) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the entries of A and B that these multiply, and where in its row of C each lands."""
+        a_index, b_index = np.empty((2, self.kept), dtype)
+        positions = np.empty(self.kept, self.position_dtype)
+        host_kernels().write_masked(*self._of_mask, self.kept_ptr, a_index, b_index, positions)
+        return a_index, b_index, positions
+
+    @property
+    def _of_mask(self) -> tuple[Any, ...]:
+        columns = self._mask.indices
+        if self._present is not None:  # columns without an entry of B have the number behind the last
+            where = np.searchsorted(self._present, columns)
+            found = np.append(self._present, -1)[where] == columns
+            columns = np.where(found, where, self._width).astype(np.int32)
+        places = self._scratch(np.uint32, extra=1)
+        return *self._parts, *self._operands, self._mask.indptr, columns, self._cuts, places

@@ -201,7 +201,7 @@ class SparseLU:
         Returns
         -------
         numpy.ndarray
-            x, of rhs's shape; complex if A or rhs is.
+            x, of rhs's shape, in Fortran's order as SuperLU's; complex if A or rhs is.
 
         Raises
         ------
@@ -212,14 +212,21 @@ class SparseLU:
         """
         check_choice("trans", trans, ("N", "T", "H"))
         b, dtype = _right_hand_side(rhs, self.shape[0]), self._factors.dtype
-        return _solve(lambda same: self._solve(same, trans), b, dtype)
+        return np.asfortranarray(_solve(lambda same: self._solve(same, trans), b, dtype))
 
     def _solve(self, b: Array, trans: Trans) -> Array:
         if not self._transposed:
-            return self._factors.solve(b, trans)
-        if trans == "H":
-            return np.conj(self._factors.solve(np.conj(b)))
-        return self._factors.solve(b, "T" if trans == "N" else "N")
+            x = self._factors.solve(b, trans)
+        elif trans == "H":
+            x = np.conj(self._factors.solve(np.conj(b)))
+        else:
+            x = self._factors.solve(b, "T" if trans == "N" else "N")
+        if np.isfinite(x).all() or not np.isfinite(b).all():
+            return x
+        matrix = self._factors.plan.pattern.to_scipy(self._factors.values)  # another order may not overflow
+        error = PivotError("The solution is not finite", expected="finite numbers", got="others")
+        found: Array = _pass_on(matrix.T if self._transposed else matrix, error).solve(b, trans)
+        return found
 
     def __repr__(self) -> str:
         return f"SparseLU(shape={self.shape}, nnz={self.nnz}, {self._factors.dtype})"
@@ -231,7 +238,8 @@ def spsolve(A: Any, b: Any, permc_spec: str | None = None, use_umfpack: bool = T
     Parameters
     ----------
     A
-        (n, n), a sparse matrix in any format, or an array: real or complex, integers count as float64.
+        (n, n), a sparse matrix in any format, or an array. As in SciPy's function, bools and integers of 16 bits or
+        less count as float32, others as float64.
     b
         (n,) or (n, K): an array or a sparse matrix.
     permc_spec, use_umfpack
@@ -240,12 +248,12 @@ def spsolve(A: Any, b: Any, permc_spec: str | None = None, use_umfpack: bool = T
     Returns
     -------
     numpy.ndarray or sparse matrix
-        (n,) if b has one column; else of b's shape, sparse if b is.
+        (n,) if b has one column; else of b's shape, sparse if b is, or in Fortran's order.
 
     Raises
     ------
     ShapeError, DTypeError
-        A is not square, b does not fit, or one of them holds no numbers.
+        A is not square, b does not fit, or one of them holds no numbers, or longer ones than float64.
 
     Warns
     -----
@@ -394,13 +402,14 @@ def _as_compressed(A: Any) -> Any:
 
 
 def _floats(dtype: Any) -> np.dtype:
-    """Return in which dtype a matrix is factorised: its own, or float64 for integers and half precision's float32."""
+    """Return in which dtype a matrix is factorised: the first one that rounds no number of fewer bits, as in SciPy."""
     dtype = np.dtype(dtype)
-    if dtype.kind not in "biufc":
-        raise DTypeError("A does not hold numbers", expected="integers, floats or complex numbers", got=dtype)
-    if dtype.char in "fdFD":
-        return dtype
-    return np.dtype({"c": np.complex128, "f": np.float64}.get(dtype.kind, np.float64))
+    if dtype.kind in "biufc":
+        for found in "fdFD":
+            if np.can_cast(dtype, found):
+                return np.dtype(found)
+    raise DTypeError("A does not hold such numbers as are factorised", got=dtype,
+                     expected="integers, or real or complex numbers of at most double precision")  # fmt: skip
 
 
 def _right_hand_side(b: Any, n: int) -> Array:

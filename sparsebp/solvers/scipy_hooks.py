@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,12 +29,14 @@ class _Substitutes:
     """The functions that stand in SciPy's places while some block is open, in all modules that hold SciPy's.
 
     Every module is searched once, and again when its names have become more or fewer: thousands of modules take 20 ms.
+    All are when somebody else holds SciPy's functions. Modules that define them keep them, so that they can be pickled.
     """
 
     def __init__(self) -> None:
         self.lock = forkable_lock()
         self.open = 0
         self.pairs: dict[str, tuple[Any, Any]] = {}
+        self.held = 0
         self.searched: dict[str, int] = {}
         self.places: dict[tuple[int, str], tuple[dict[str, Any], str, str]] = {}
 
@@ -44,8 +47,10 @@ class _Substitutes:
             if not self.pairs:
                 for name in _NAMES:
                     theirs = getattr(linalg, name)
-                    self.pairs[name] = theirs, _choose(theirs, getattr(direct, name))
+                    self.pairs[name] = theirs, _Choice(theirs, getattr(direct, name))
             if not self.open:
+                if self.held != self.count():
+                    self.searched.clear()
                 self.put(1)
             self.open += 1
 
@@ -54,6 +59,11 @@ class _Substitutes:
             self.open -= 1
             if not self.open:
                 self.put(0)
+                self.held = self.count()
+
+    def count(self) -> int:
+        """Return how many references SciPy's functions have; a module with another one has a new name."""
+        return sum(sys.getrefcount(theirs) for theirs, _ in self.pairs.values())
 
     def put(self, which: int) -> None:
         """Put ours, 1, or SciPy's, 0, into all places."""
@@ -66,7 +76,7 @@ class _Substitutes:
                 continue
             self.searched[key] = len(names)
             for name, value in list(names.items()):
-                if (function := known.get(id(value))) is not None:
+                if (function := known.get(id(value))) is not None and self.pairs[function][0].__module__ != key:
                     self.places[id(names), name] = names, name, function
         for names, name, function in self.places.values():
             if id(names.get(name)) in known:
@@ -105,18 +115,22 @@ def used_by_scipy() -> Iterator[None]:
         _substitutes.leave()
 
 
-def _choose(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls ours in threads with an open block, and SciPy's in all others."""
+class _Choice:
+    """Calls ours in threads with an open block, and SciPy's in all others; its copies and pickles are SciPy's."""
 
-    @functools.wraps(theirs)
-    def call(*args: Any, **options: Any) -> Any:
+    def __init__(self, theirs: Callable[..., Any], ours: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, theirs)
+        self.of_scipy, self._ours = theirs, ours
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
         if not any(block.open for block in _blocks.get()):
-            return theirs(*args, **options)
+            return self.of_scipy(*args, **options)
         token = _blocks.set(())  # what ours passes on is SciPy's
         try:
-            return ours(*args, **options)
+            return self._ours(*args, **options)
         finally:
             _blocks.reset(token)
 
-    call.of_scipy = theirs  # type: ignore[attr-defined]
-    return call
+    def __reduce__(self) -> tuple[Any, ...]:
+        theirs = self.of_scipy
+        return pkgutil.resolve_name, (f"{theirs.__module__}:{theirs.__name__}",)

@@ -201,7 +201,7 @@ _LIBRARY.impl("product", Form.apply, "Autograd")
 
 
 @breaks_graphs
-def plan_product(a: Any, b: Any) -> ProductPlan:
+def plan_product(a: Any, b: Any, *, mask: Any = None) -> ProductPlan:
     """Do the symbolic work of C = A @ B once, for sparse matrices or batches of them; values come later.
 
     Parameters
@@ -210,6 +210,8 @@ def plan_product(a: Any, b: Any) -> ProductPlan:
         The structures, of shapes (m, k) and (k, n): `torch.sparse_csr` tensors (samples of a batch share one
         structure), SciPy's CSR matrices, `BatchedCSR`, `sparsebp.SparsityPattern` or `sparsebp.TransposedJacobian`.
         Stored zeros are entries; values are ignored. Index arrays are copied.
+    mask
+        The structure of C, (m, n), where only these entries are to be computed: see `sparsebp.plan_product`.
 
     Returns
     -------
@@ -221,7 +223,7 @@ def plan_product(a: Any, b: Any) -> ProductPlan:
     PatternError
         An operand is something else, its columns are not sorted, or the samples of a batch differ in structure.
     ShapeError
-        The shapes do not chain.
+        The shapes do not chain, or the mask has another one than C.
 
     Examples
     --------
@@ -231,7 +233,8 @@ def plan_product(a: Any, b: Any) -> ProductPlan:
     >>> plan(torch.full((5, 3), 2.0), torch.full((3,), 4.0)).shape
     torch.Size([5, 3])
     """
-    return ProductPlan(products.plan_product(pattern_of("a", a), pattern_of("b", b)))
+    mask = None if mask is None else pattern_of("mask", mask)
+    return ProductPlan(products.plan_product(pattern_of("a", a), pattern_of("b", b), mask=mask))
 
 
 class ProductPlan:

@@ -33,7 +33,7 @@ OPTIONAL = {
     "graphblas_ratio", "mkl_ratio", "mkl_numeric_ratio", "earned_after", "moved", "floor", "floor_times", "target",
     "met", "fused", "fused_ratio", "step_jax", "jax_ratio", "jax_unroll", "gemm_rate", "share", "peer_share", "onnx",
     "onnx_ratio", "jax", "jax_form", "ours_jax", "ours_jax_ratio", "klu_ratio", "scipy_ratio", "asdex_ratio",
-    "channels_last", "channels_last_ratio",
+    "channels_last", "channels_last_ratio", "qdldl_ratio", "pardiso_ratio", "cholmod_ratio",
 }  # fmt: skip
 NEEDS = (
     dict.fromkeys(("convergence", "pruned", "spectrain"), "mlxtend")

@@ -8,6 +8,7 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose
 
 from benchmarks import harness, spgemm
+from benchmarks.workloads import Pair
 from sparsebp import SparsityPattern
 from sparsebp.core.errors import MissingDependencyError
 from sparsebp.products.product import candidates_of_structure, plan_by
@@ -69,7 +70,7 @@ def test_missing_peers_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     (scipy,) = spgemm.sparse_peers(notes.append)
     assert [note.split(":")[0] for note in notes] == ["MKL", "GraphBLAS"]
     a, b = matrix(5, 6, 0), matrix(6, 4, 1)
-    assert_allclose(scipy(a, b)["scipy"]().toarray(), (a @ b).toarray())
+    assert_allclose(scipy(Pair("", a, b, {}))["scipy"]().toarray(), (a @ b).toarray())
     with pytest.raises(MissingDependencyError, match=r"sparsebp\[peers\]"):
         spgemm.MklProduct(a, b)
     with spgemm.using_threads_too(1):

@@ -195,12 +195,18 @@ class Maker:
         )  # fmt: skip
         return {"pairs": pairs, "NnzA": 5, "NnzB": 3, "NnzC": 3}
 
-    def spgemm_accumulate(self) -> Arguments:
+    def spgemm_filled(self) -> Arguments:
         given, c_indices = self.spgemm_positions(), np.array([0, 2, 3, 1, 0, 1, 3], np.int32)
         columns = Columns(np.array([0, 3, 1, 2, 3], np.int32), c_indices, 4, given.pop("places").row_cuts)
         return given | {"columns": columns}
 
-    spgemm_filled = spgemm_accumulate
+    def spgemm_accumulate(self) -> Arguments:
+        """Without the product's columns 2 and 3 of the first row: C is a part of it, in a mask."""
+        given = self.spgemm_filled()
+        rows, columns = given["rows"], given["columns"]
+        rows = rows._replace(c_indptr=np.maximum(rows.c_indptr - 2, 0).astype(np.int32))
+        columns = columns._replace(c_indices=columns.c_indices[[0, *range(3, 7)]].copy())
+        return given | {"rows": rows, "columns": columns, "NnzC": given["NnzC"] - 2}
 
     # ---- values of transposed Jacobians ----
 

@@ -28,7 +28,8 @@ pytestmark = pytest.mark.usefixtures("jax_compiles_quickly")
 EYE, FULL = np.eye(3, dtype=bool), np.ones((3, 3), bool)
 LOWER = np.tri(3, k=0, dtype=bool) & ~np.tri(3, k=-2, dtype=bool)
 MASKS = [(LOWER, LOWER.T), (EYE, LOWER), (LOWER, EYE), (FULL, FULL), (LOWER[:2], np.ones((3, 4), bool)),
-         (np.zeros((0, 2), bool), np.ones((2, 3), bool)), (np.ones((1, 1), bool), np.ones((1, 1), bool))]  # fmt: skip
+         (np.zeros((0, 2), bool), np.ones((2, 3), bool)), (np.ones((1, 1), bool), np.ones((1, 1), bool)),
+         (LOWER, LOWER.T, EYE)]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -86,8 +87,8 @@ def assert_same(ours: Any, theirs: Any, *operands: Any) -> None:
 )
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
 def test_products(masks, batched, dtype):
-    a, b = map(of_mask, masks)
-    plan = sb.plan_product(a, b)
+    a, b, *mask = map(of_mask, masks)
+    plan = sb.plan_product(a, b, mask=mask[0] if mask else None)
     c = plan.pattern
     values = [normal(p.nnz, *((3,) if own else ()), dtype=dtype) for p, own in zip((a, b), batched, strict=True)]
 

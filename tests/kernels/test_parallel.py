@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from matrices import csr, disjoint, of_blocks
-from sparsebp import SparsityPattern, kernels, plan_product
+from sparsebp import SparsityPattern, kernels
 from sparsebp.core.check import FUNCTIONS, LOSS_FUNCTIONS, SLOPES
 from sparsebp.products import product, strategies
 from thread_counts import assert_same_for_any_number_of_threads
@@ -246,6 +246,7 @@ PRODUCTS = {
     "runs": (lambda: pattern(2_003, 500, 6, empty_rows=301), lambda: runs(500, 400, 20)),
     "blocks": (lambda: of_blocks(901, 200, 3, 3), lambda: of_blocks(200, 150, 3, 2)),
     "gather": (lambda: pattern(9_001, 500, 6), lambda: disjoint(500)),
+    "masked": (lambda: pattern(2_003, 500, 6), lambda: pattern(500, 400, 40), lambda: pattern(2_003, 400, 60, 301)),
     "dense": (lambda: SparsityPattern.dense(211, 53), lambda: SparsityPattern.dense(53, 47)),
     "scale_rows": (lambda: SparsityPattern.diagonal(2_003), lambda: pattern(2_003, 500, 20)),
     "scale_columns": (lambda: pattern(2_003, 500, 20), lambda: SparsityPattern.diagonal(500)),
@@ -255,14 +256,16 @@ PRODUCTS = {
 @pytest.mark.parametrize("batch", [1, 17])
 @pytest.mark.parametrize("strategy", PRODUCTS)
 def test_a_product_on_any_number_of_threads(strategy, batch, monkeypatch):
-    a, b = (make() for make in PRODUCTS[strategy])
+    a, b, *mask = (make() for make in PRODUCTS[strategy])
     if strategy == "accumulate":  # more products than there are indices
         monkeypatch.setattr(strategies, "INDEX_LIMIT", 0)
-    plan = product._make_plan(a, b, None) if strategy == "accumulate" else plan_product(a, b)
+    plan = product._make_plan(a, b, None, *mask)
     assert plan.strategy == strategy
     a_data, b_data = normal(a.nnz, batch), normal(b.nnz, batch)
     sample = min(3, batch - 1)
     expected = (csr(a, a_data[:, sample]) @ csr(b, b_data[:, sample])).toarray()
+    for kept in mask:
+        expected *= csr(kept, np.ones(kept.nnz)).toarray()
 
     def run():
         out = plan(a_data, b_data, out=empty(plan.pattern.nnz, batch))

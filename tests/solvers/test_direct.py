@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import copy
+import functools
+import inspect
+import pickle
 import sys
 import types
 import warnings
@@ -86,9 +90,10 @@ def test_solutions_shapes_and_dtypes_are_scipys(n, density, kind, dtype, of_b, c
         plain = x.toarray() if sp.issparse(x) else x
         assert_solves(matrix.toarray(), plain.reshape(right.shape), right)
     assert solvers.cache_info()[:4] == (1, 1, 0, 0)
-    if n and np.dtype(dtype).kind in "fc":
+    if n:
         expected = theirs.spsolve(matrix.tocsc(), b)
         assert expected.shape == x.shape and expected.dtype == x.dtype
+        assert sp.issparse(x) or expected.flags.f_contiguous == x.flags.f_contiguous
 
 
 @given(n=sizes(1, 30), dtype=st.sampled_from([np.float32, np.float64, np.complex64, np.complex128]),
@@ -107,6 +112,25 @@ def test_factors_are_permuted_triangles(n, dtype, kind, trans, seed):
     b = numbers(rng, (n, 2), dtype)
     assert_solves({"N": dense, "T": dense.T, "H": dense.conj().T}[trans], lu.solve(b, trans), b)
     assert lu.shape == (n, n) and lu.nnz >= n and str(np.dtype(dtype)) in repr(lu)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_factors_have_the_dtype_and_solutions_the_order_of_superlus(dtype):
+    matrix = sp.csc_array(np.diag(np.arange(1, 4)).astype(dtype))
+    for b in (np.ones(3, np.float32), np.ones((3, 2), np.int8), np.ones((3, 1), np.float32)):
+        x, expected = solvers.splu(matrix).solve(b), theirs.splu(matrix).solve(b)
+        assert x.dtype == expected.dtype and x.flags.f_contiguous == expected.flags.f_contiguous
+
+
+def test_longer_numbers_than_double_precision_are_refused():
+    if np.longdouble == np.float64:
+        pytest.skip("long double is double here")
+    matrix, b = sp.csc_array(np.eye(2)), np.ones(2)
+    for dtype in (np.longdouble, np.clongdouble):
+        for call in (lambda: solvers.spsolve(matrix.astype(dtype), b), lambda: solvers.splu(matrix.astype(dtype)),  # noqa: B023
+                     lambda: solvers.spsolve(matrix, b.astype(dtype))):  # fmt: skip  # noqa: B023
+            with pytest.raises(TypeError):
+                call()
 
 
 def test_real_factors_take_complex_right_hand_sides():
@@ -263,6 +287,31 @@ def test_packages_that_hold_scipys_functions_use_ours_in_a_block_alone():
             sys.modules.pop(name, None)
 
 
+def test_functions_of_scipy_are_pickled_in_a_block_and_those_of_a_block_after_it():
+    original = theirs.spsolve
+    with solvers.used_by_scipy():
+        substitute = theirs.spsolve
+        assert pickle.loads(pickle.dumps(original)) is original
+        assert pickle.loads(pickle.dumps(functools.partial(substitute))).func is not None
+    assert pickle.loads(pickle.dumps(substitute)) is copy.copy(substitute) is original
+    assert inspect.signature(substitute) == inspect.signature(original)
+
+
+def test_a_module_that_gives_a_name_to_another_function_is_searched_again():
+    module = types.ModuleType("holds_later")
+    module.solve = None
+    sys.modules["holds_later"] = module
+    try:
+        with solvers.used_by_scipy():
+            pass
+        module.solve = original = theirs.spsolve  # as many names as before
+        with solvers.used_by_scipy():
+            assert module.solve is theirs.spsolve is not original
+        assert module.solve is original
+    finally:
+        del sys.modules["holds_later"]
+
+
 def test_threads_share_plans():
     rng = np.random.default_rng(0)
     matrices = [regular(rng, n, 0.1, float) for n in (20, 30, 40)]
@@ -288,6 +337,39 @@ def test_pivots_that_are_too_large_for_a_reciprocal(dtype):
     x = solvers.spsolve(matrix, np.array([10, 11], dtype) * size)
     np.testing.assert_allclose(x, [1, 1], rtol=1e-5)
     assert solvers.cache_info().passed_on == 1
+
+
+@settings(max_examples=60)
+@given(n=sizes(2, 30), wide=st.integers(1, 3), largest=st.sampled_from([3, 20, 150, 300]),
+       kind=st.sampled_from(["csr", "csc"]), singular=st.booleans(), seed=seeds)  # fmt: skip
+def test_ill_scaled_and_singular_bands_are_solved_where_scipy_solves(n, wide, largest, kind, singular, seed):
+    """With residuals of SciPy's size, over the sizes of the matrix and x; a warning where x is not finite."""
+    rng, wide = np.random.default_rng(seed), min(wide, n - 1)
+    lines = {o: rng.standard_normal(n - abs(o)) for o in range(-wide, wide + 1)}
+    matrix = sp.lil_array(sp.diags_array(list(lines.values()), offsets=list(lines)))
+    if singular:
+        matrix[n - 1] = 3 * matrix[0]
+    matrix = matrix.asformat(kind)
+    matrix.data *= 1.0 if singular else 10.0 ** -rng.uniform(0, largest, matrix.nnz)
+    b = rng.standard_normal(n)
+    with warnings.catch_warnings(record=True) as ours:
+        warnings.simplefilter("always", theirs.MatrixRankWarning)
+        x = solvers.spsolve(matrix, b)
+    with warnings.catch_warnings(record=True) as warned, np.errstate(all="ignore"):
+        warnings.simplefilter("always")
+        try:
+            expected = theirs.spsolve(matrix, b)
+        except RuntimeError:  # SuperLU fails
+            return
+    if ours or warned:
+        assert singular or largest > 100 or not ours
+        assert np.isnan(x).all() or not ours
+        return
+    assert np.isfinite(x).all() or not np.isfinite(expected).all()
+    if np.isfinite(x).all() and np.isfinite(expected).all():
+        found, least = (abs(b - matrix @ v).max() / (abs(matrix).sum(axis=1).max() * abs(v).max() + abs(b).max())
+                        for v in (x, expected))  # fmt: skip
+        assert found <= 10 * max(least, np.finfo(float).eps)
 
 
 def test_sparse_columns_of_a_singular_matrix_are_refused_as_by_scipy():

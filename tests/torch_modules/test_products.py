@@ -68,11 +68,11 @@ PICK = np.array([[0, 1, 0], [0, 0, 0], [1, 0, 0]])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("batched", [(True, True), (False, True), (False, False)])
 @pytest.mark.parametrize("masks", [(LOWER, LOWER.T), (EYE, LOWER), (LOWER, EYE), (PICK, LOWER), (LOWER, PICK),
-                                   (FULL, FULL), (np.ones((2, 3)), PICK)])  # fmt: skip
+                                   (FULL, FULL), (np.ones((2, 3)), PICK), (LOWER, LOWER.T, EYE)])  # fmt: skip
 def test_gradients_of_both_orders(masks, batched, dtype):
     """By every strategy of products."""
-    a, b = map(pattern, masks)
-    plan = st.plan_product(a, b)
+    a, b, *mask = map(pattern, masks)
+    plan = st.plan_product(a, b, mask=mask[0] if mask else None)
     values = [torch.randn((2, p.nnz) if own else (p.nnz,), dtype=dtype).requires_grad_()
               for p, own in zip((a, b), batched, strict=True)]  # fmt: skip
     assert torch.autograd.gradcheck(plan, values, check_forward_ad=True, fast_mode=True)

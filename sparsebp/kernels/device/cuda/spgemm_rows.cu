@@ -45,8 +45,11 @@ extern "C" __global__ void __launch_bounds__(128, 12) spgemm_accumulate(
             const real left = a_data[k * a_width + sample * a_step];
             int64 from = c_begin;  // columns of B ascend, so each search begins where the last one ended
             for (int64 q = b_indptr[column] + threadIdx.y; q < b_end; q += blockDim.y) {
+                if (c_begin == c_end) break;
                 const INDEX wanted = b_indices[q];
-                int64 low = from, high = c_end - 1;
+                int64 low = from + (wanted - c_indices[from]), high = c_end - 1;  // where no column is missing
+                if (low < from || low > high || c_indices[low] != wanted) low = from;
+                else high = low;
                 while (low < high) {
                     const int64 middle = (low + high) / 2;
                     if (c_indices[middle] < wanted)
@@ -55,7 +58,8 @@ extern "C" __global__ void __launch_bounds__(128, 12) spgemm_accumulate(
                         high = middle;
                 }
                 from = low;
-                out[low * batch + sample] += left * b_data[q * b_width + sample * b_step];
+                if (c_indices[low] == wanted)  // C may be a part of the product, in a mask
+                    out[low * batch + sample] += left * b_data[q * b_width + sample * b_step];
             }
         }
         __syncwarp();

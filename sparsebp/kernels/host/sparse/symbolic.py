@@ -495,6 +495,67 @@ def write_pairs(
                 b_entry[i] = q
 
 
+# ---- products of single entries that land in a mask: see `Terms` of `sparsebp.kernels.operands` ----------------------
+
+
+@parallel(**SERIAL)
+def count_masked(part, parts, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, cuts, places, counts):
+    """Write how many products of every row land in entries of C, to `counts` (m,); scratch as in `write_masked`."""
+    a_ptr, a_columns = simd.pointer(a_indptr), simd.pointer(a_indices)
+    b_ptr, b_columns = simd.pointer(b_indptr), simd.pointer(b_indices)
+    place = own_scratch(places, part)
+    for r in range(cuts[part], cuts[part + 1]):
+        counts[r] = found = 0
+        if c_indptr[r] == c_indptr[r + 1]:
+            continue
+        _number_columns(c_indptr, c_indices, r, place)
+        for k in range(a_ptr[r], a_ptr[r + 1]):
+            for q in range(b_ptr[a_columns[k]], b_ptr[a_columns[k] + 1]):
+                found += place[b_columns[q]] != 0
+        counts[r] = found
+        _clear_columns(c_indptr, c_indices, r, place)
+
+
+@parallel(**SERIAL)
+def write_masked(
+    part, parts, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, cuts, places,
+    product_ptr, a_index, b_index, positions,
+):  # fmt: skip
+    """Write which entries of A and B these products multiply, and where in its row of C each lands, (products,).
+
+    `places`: scratch of 0, uint32, (parts, columns).
+    """
+    a_ptr, a_columns = simd.pointer(a_indptr), simd.pointer(a_indices)
+    b_ptr, b_columns = simd.pointer(b_indptr), simd.pointer(b_indices)
+    place = own_scratch(places, part)
+    for r in range(cuts[part], cuts[part + 1]):
+        p = product_ptr[r]
+        if p == product_ptr[r + 1]:
+            continue
+        _number_columns(c_indptr, c_indices, r, place)
+        for k in range(a_ptr[r], a_ptr[r + 1]):
+            for q in range(b_ptr[a_columns[k]], b_ptr[a_columns[k] + 1]):
+                i = place[b_columns[q]]
+                if i != 0:
+                    a_index[p], b_index[p], positions[p] = k, q, i - 1
+                    p += 1
+        _clear_columns(c_indptr, c_indices, r, place)
+
+
+@simd.device
+def _number_columns(c_indptr, c_indices, r, place):
+    """Number the columns of row r of C from 1."""
+    begin = c_indptr[r]
+    for i in range(c_indptr[r + 1] - begin):
+        place[c_indices[begin + i]] = i + 1
+
+
+@simd.device
+def _clear_columns(c_indptr, c_indices, r, place):
+    for i in range(c_indptr[r], c_indptr[r + 1]):
+        place[c_indices[i]] = 0
+
+
 # ---- runs of neighbouring columns: see `Runs` of `sparsebp.kernels.operands` ----------------------------------------
 
 
