@@ -4,7 +4,8 @@ Functions of NumPy are also compiled (`sparsebp.jacobians.tape`); what follows i
 
 The function is traced with index sets for its pattern (`tracing.Sets`; PyTorch: its ATen graph; JAX: by asdex).
 Columns that share no row get one colour, and the derivative along a colour's sum of unit vectors holds all their
-entries (Curtis, Powell, Reid, 1974). Derivatives are exact, by dual numbers or a reverse sweep; nothing is differenced.
+entries (Curtis, Powell, Reid, 1974); so do rows in reverse mode, and dense rows and columns by both. Derivatives
+are exact, by dual numbers or a reverse sweep; nothing is differenced.
 """
 
 from __future__ import annotations
@@ -22,19 +23,17 @@ import numpy as np
 from sparsebp.core.backend import check_plain
 from sparsebp.core.check import Array, check_flag, check_integer, shown
 from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, PatternError, ShapeError, TracingError
+from sparsebp.patterns.bicoloring import color_both, sources
 from sparsebp.patterns.pattern import (
     SparsityPattern,
     check_patterns,
     color_columns,
     color_symmetric,
     frozen,
-    longest_alone,
-    part_of,
     star_sources,
 )
 
 Mode = Literal["forward", "reverse"]
-OTHER: dict[Mode, Mode] = {"forward": "reverse", "reverse": "forward"}
 COST: dict[Mode, int] = {"forward": 1, "reverse": 3}
 """Time along one direction: rows are coloured if that takes fewer colours by this factor."""
 COST_OF_BOTH = 2
@@ -97,7 +96,8 @@ def sparse_jacobian(
     -----
     The columns of one colour share no row, so the derivative along the sum of their unit vectors holds each of their
     entries by itself: A. Curtis, M. Powell, J. Reid, "On the Estimation of Sparse Jacobian Matrices", 1974. With fewer
-    colours for the rows, the same is done with the transposed Jacobian, by reverse sweeps.
+    colours for the rows, the same is done with the transposed Jacobian, by reverse sweeps, and with fewer colours for
+    some of both, such as dense rows and columns, by both (see `sparsebp.patterns.color_both`).
 
     Examples
     --------
@@ -168,8 +168,7 @@ class SparseJacobian:
         direction. In NumPy such a derivative takes one or two operations more for each operation of f; f's own are done
         once for many directions.
     mode
-        ``"forward"``: the columns are coloured; ``"reverse"``: the rows. ``"mixed"``: the columns, but each of the
-        longest rows has a direction of its own; or the other way round.
+        ``"forward"``: the columns are coloured; ``"reverse"``: the rows; ``"mixed"``: some of both.
     """
 
     pattern: SparsityPattern
@@ -232,50 +231,43 @@ class SparseJacobian:
     _scalar = False
 
     def _planned(self, args: tuple[Any, ...]) -> list[Sweeps]:
-        """Choose the directions that take the least time.
-
-        Columns, or rows, are coloured: all of them, or without the entries of the longest rows, or columns, of which
-        each gets a direction of the other mode.
-        """
-        lengths = {"forward": np.diff(self.pattern.indptr), "reverse": np.diff(self.pattern.T.indptr)}  # across
-        missing: Any = functools.cache(lambda mode: self._function.missing(mode, args, self.pattern.shape[0]))
-        ways: list[tuple[int, Mode, np.ndarray]] = []
-        for mode, other in OTHER.items():
-            across = lengths[mode]
-            ways.append((COST[mode] * int(across.max(initial=1)), mode, np.zeros(len(across), bool)))
-            alone = longest_alone(across, COST[other], COST[mode])
-            if alone.any():
-                least = COST[other] * int(alone.sum()) + COST[mode] * int(across.max(initial=1, where=~alone))
-                ways.append((COST_OF_BOTH * least, mode, alone))
-        best, found = math.inf, list[Sweeps]()
-        for least, mode, alone in sorted(ways, key=lambda way: way[0]):
-            if least < best and not any(map(missing, OTHER if alone.any() else (mode,))):
-                sweeps = self._colored(mode, alone)
-                cost = sum(COST[one.mode] * one.count for one in sweeps) * (COST_OF_BOTH if alone.any() else 1)
-                best, found = min((best, found), (cost, sweeps), key=lambda way: way[0])
-        if not found:
+        """Choose the directions that take the least time: of one mode, or of both with fewer directions than of one."""
+        pattern, (m, n) = self.pattern, self.pattern.shape
+        missing: Any = functools.cache(lambda mode: self._function.missing(mode, args, m))
+        along: dict[Mode, SparsityPattern] = {"forward": pattern, "reverse": pattern.T}
+        least = {mode: COST[mode] * int(np.diff(one.indptr).max(initial=1)) for mode, one in along.items()}
+        best, found = math.inf, None
+        for mode in sorted(along, key=lambda mode: least[mode]):
+            if least[mode] < best and not missing(mode):
+                colors = color_columns(along[mode])
+                if COST[mode] * _number(colors) < best:
+                    best = COST[mode] * _number(colors)
+                    found = (np.full(m, -1), colors) if mode == "forward" else (colors, np.full(n, -1))
+        if found is None:
             raise missing("forward")
-        return found
+        if best > COST_OF_BOTH * sum(COST.values()) and not any(map(missing, COST)):
+            both = color_both(pattern, row_cost=COST["reverse"], column_cost=COST["forward"])
+            rows, columns = map(_number, both)
+            if rows and columns and COST_OF_BOTH * (COST["reverse"] * rows + COST["forward"] * columns) < best and (
+                    rows + columns <= sum(map(_number, found))):  # fmt: skip
+                found = both
+        return self._sweeps_of(*found)
 
-    def _colored(self, mode: Mode, alone: np.ndarray) -> list[Sweeps]:
-        """Colour columns ("forward") or rows, but for entries of some lines across, which get directions alone."""
-        pattern, width = self.pattern, len(alone)
-        along, across = pattern.indices, pattern.row_of_entry
-        if mode == "reverse":
-            along, across = across, along
-        mine = ~alone[across]
-        colored = part_of(pattern, mine) if alone.any() else pattern
-        colors = color_columns(colored if mode == "forward" else colored.T)
-        places = colors[along[mine]] * width + across[mine]
-        if not alone.any():
-            return [Sweeps(mode, colors, np.flatnonzero(mine), places, None, width, self._step)]
-        beside = np.arange(_number(colors))[:, None] * width + np.flatnonzero(alone)
-        reached, each = np.append(places, beside), np.where(alone, np.cumsum(alone) - 1, -1)
-        places_alone, width_alone = each[across[~mine]] * len(colors) + along[~mine], len(colors)
-        return [
-            Sweeps(mode, colors, np.flatnonzero(mine), places, reached, width, self._step),
-            Sweeps(OTHER[mode], each, np.flatnonzero(~mine), places_alone, None, width_alone, self._step),
-        ]
+    def _sweeps_of(self, rows: np.ndarray, columns: np.ndarray) -> list[Sweeps]:
+        """Return directions along colours of rows and of columns."""
+        pattern, i, j = self.pattern, self.pattern.row_of_entry.astype(np.int64), self.pattern.indices.astype(np.int64)
+        by_column = sources(pattern, rows, columns) if (rows >= 0).any() else np.ones(pattern.nnz, bool)
+        ways: list[tuple[Mode, Any, Any, Any, Any]]
+        ways = [("forward", columns, j, i, by_column), ("reverse", rows, i, j, ~by_column)]
+        found = []
+        for mode, colors, along, across, mine in ways:
+            if _number(colors) or (mode == "forward" and not (rows >= 0).any()):
+                width, entries = pattern.shape[mode == "reverse"], np.flatnonzero(mine)
+                seen = colors[along] >= 0
+                reached = None if (seen == mine).all() else np.unique((colors[along] * width + across)[seen])
+                places = colors[along[mine]] * width + across[mine]
+                found.append(Sweeps(mode, colors, entries, places, reached, width, self._step))
+        return found
 
     @property
     def _step(self) -> int:
