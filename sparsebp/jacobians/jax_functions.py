@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from jax.extend import core
 from sparsebp.core.errors import DTypeError, MissingDependencyError, ShapeError, SparseBPError, TracingError
 from sparsebp.jacobians.numpy_functions import NumpyFunction
 from sparsebp.jacobians.tracing import check_length, pattern_of
+from sparsebp.jacobians.trees import FlatFunction
 from sparsebp.patterns.pattern import SparsityPattern
 
 REFUSALS = (jax.errors.JAXTypeError, jax.errors.JAXIndexError, NotImplementedError)
@@ -34,7 +35,7 @@ class JaxFunction(NumpyFunction):
 
     compiled, block_bytes = True, 1 << 26  # XLA fuses what is elementwise: fewer arrays than in NumPy
 
-    def __init__(self, f: Callable[..., Any], argnum: int, scalar: bool) -> None:
+    def __init__(self, f: FlatFunction, argnum: int, scalar: bool) -> None:
         super().__init__(f, argnum, scalar)
         self._given: list[int] = []
         self._runs: dict[Any, Any] = {}
@@ -56,7 +57,7 @@ class JaxFunction(NumpyFunction):
                 whole[place] = value
             y = self.f(*whole)
             try:
-                y = jnp.stack([jnp.asarray(v) for v in y]) if isinstance(y, (list, tuple)) and y else jnp.asarray(y)
+                y = jnp.asarray(y)
             except (TypeError, ValueError) as error:
                 raise DTypeError("The function does not return an array", expected="a vector (m,)",
                                  got=type(y).__name__) from error  # fmt: skip
@@ -190,12 +191,37 @@ class JaxFunction(NumpyFunction):
             found = found.at[np.concatenate([np.zeros(0, int), *entries])].set(found)
         return np.array(found) if isinstance(x, np.ndarray) and not isinstance(found, jax.core.Tracer) else found
 
-    def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> Any:
+    def outcome(self, args: tuple[Any, ...]) -> Any:
+        """Return what f returns, with other data."""
+        return self.f.outcome(*args[: self.argnum], jnp.asarray(args[self.argnum]), *args[self.argnum + 1 :])
+
+    def batch(self, values: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...], xs: Any) -> Any:
+        """Return the values at the columns of xs, by one compiled program; errors are raised by a call of their own."""
+        _, given = self._split(args)
+        places = self._given
+        if "batch" not in self._runs:
+            fixed = [None if i in places else arg for i, arg in enumerate(args)]
+
+            def run(*given: Any) -> Any:
+                whole = list(fixed)
+                for place, value in zip(places, given, strict=True):
+                    whole[place] = value
+                return values(tuple(whole))
+
+            self._runs["batch"] = jax.jit(jax.vmap(run, (1, *(None,) * (len(places) - 1)), 1))
+        with _tracing():
+            found = self._runs["batch"](jnp.asarray(xs), *given[1:])
+        if isinstance(found, jax.core.Tracer):
+            return found
+        for column in np.flatnonzero(np.isnan(found).any(axis=0)).tolist():
+            values((*args[: self.argnum], xs[:, column], *args[self.argnum + 1 :]))
+        return np.array(found) if isinstance(xs, np.ndarray) else found
+
+    def stacked(self, samples: Iterable[Any], shape: tuple[int, int], like: Any) -> Any:
         """Return samples as columns."""
-        if isinstance(like, np.ndarray) or not samples:
-            found = super().stacked(samples, shape, like)
-            return found if isinstance(like, np.ndarray) else jnp.asarray(found)
-        return jnp.stack(samples, axis=1)
+        if isinstance(like, np.ndarray):
+            return super().stacked(samples, shape, like)
+        return jnp.stack(list(samples), axis=1) if shape[1] else jnp.zeros(shape, like.dtype)
 
     def to_numpy(self, values: Any) -> np.ndarray:
         """Return values on the host."""

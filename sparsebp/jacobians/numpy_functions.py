@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import string
 from collections.abc import Callable, Iterable, Iterator
@@ -42,6 +43,7 @@ from sparsebp.jacobians.tracing import (
     selection,
     wrapped,
 )
+from sparsebp.jacobians.trees import FlatFunction
 from sparsebp.patterns.pattern import SparsityPattern
 
 # mypy: disable-error-code="call-overload"
@@ -728,7 +730,7 @@ class NumpyFunction:
 
     compiled, block_bytes = False, 1 << 22  # while they stay in the cache
 
-    def __init__(self, f: Callable[..., Any], argnum: int, scalar: bool) -> None:
+    def __init__(self, f: FlatFunction, argnum: int, scalar: bool) -> None:
         self.f, self.argnum, self.scalar = f, argnum, scalar
         self._pools: list[Pool] = []
 
@@ -781,7 +783,7 @@ class NumpyFunction:
 
     def tape(self, pattern: SparsityPattern) -> TapeDerivatives | None:
         """Return derivatives by a compiled tape, not planned yet."""
-        return TapeDerivatives(self.f, self.recorded, self.argnum, self.varies, pattern, self.scalar)
+        return TapeDerivatives(self.f.f, self.recorded, self.argnum, self.varies, pattern, self.scalar)
 
     def recorded(self, *args: Any) -> Any:
         """Return what f returns: a vector, or of a scalar function a scalar."""
@@ -888,9 +890,22 @@ class NumpyFunction:
             found[mine] = part
         return found
 
-    def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> np.ndarray:
+    def outcome(self, args: tuple[Any, ...]) -> Any:
+        """Return what f returns, with other data."""
+        return self.f.outcome(*args[: self.argnum], np.array(args[self.argnum]), *args[self.argnum + 1 :])
+
+    def batch(self, values: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...], xs: Any) -> Any:
+        """There is no mapped call in NumPy."""
+
+    def stacked(self, samples: Iterable[Any], shape: tuple[int, int], like: Any) -> np.ndarray:
         """Return samples as columns."""
-        return np.stack(samples, axis=1) if samples else np.zeros(shape, like.dtype)
+        found, samples = None, iter(samples)
+        for first in range(0, shape[1], 8):  # of which the memory is used again
+            part = list(itertools.islice(samples, 8))
+            found = np.empty(shape, part[0].dtype) if found is None else found
+            for k in range(0, shape[0], 512):  # numbers of each, that stay in the cache
+                found[k : k + 512, first : first + len(part)] = np.array([one[k : k + 512] for one in part]).T
+        return np.zeros(shape, like.dtype) if found is None else found
 
     def to_numpy(self, values: Any) -> np.ndarray:
         """Return the array itself."""

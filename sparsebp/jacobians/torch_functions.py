@@ -13,7 +13,7 @@ import math
 import operator
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +26,7 @@ from sparsebp.core.errors import DTypeError, ShapeError, SparseBPError, TracingE
 from sparsebp.core.locks import forkable_lock
 from sparsebp.jacobians import numpy_functions  # noqa: F401  (functions of traced arrays)
 from sparsebp.jacobians.tracing import Sets, Traced, check_length, refused, selection
+from sparsebp.jacobians.trees import FlatFunction
 from sparsebp.patterns.builders import conv_pattern, conv_transpose_pattern
 from sparsebp.patterns.pattern import SparsityPattern
 
@@ -57,7 +58,7 @@ class TorchFunction:
 
     compiled, block_bytes = False, 1 << 22
 
-    def __init__(self, f: Callable[..., Any], argnum: int, scalar: bool) -> None:
+    def __init__(self, f: FlatFunction, argnum: int, scalar: bool) -> None:
         self.f, self.argnum, self.scalar = f, argnum, scalar
         self._one_by_one = False  # whether reverse directions are, since PyTorch cannot map the function
 
@@ -179,14 +180,14 @@ class TorchFunction:
     def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> torch.Tensor:
         """Return derivatives along directions (p, n): shape (p, m)."""
         f, x = self.at(args)
-        rows = torch.from_numpy(seeds.astype(float)).to(x)
+        rows = _rows(seeds).to(x)
         with self._refusals(args), _one_at_a_time:
             return torch.func.vmap(lambda v: torch.func.jvp(f, (x.clone(),), (v,))[1])(rows).detach()
 
     def reverse(self, args: tuple[Any, ...], seeds: np.ndarray) -> torch.Tensor:
         """Return products of vectors (p, m) with the Jacobian: shape (p, n)."""
         f, x = self.at(args)
-        rows = torch.from_numpy(seeds.astype(float)).to(x)
+        rows = _rows(seeds).to(x)
         if not self._one_by_one:
             try:
                 y, back = torch.func.vjp(f, x)[:2]
@@ -217,6 +218,11 @@ class TorchFunction:
         values = flat[torch.from_numpy(places).to(flat.device)]
         where = torch.from_numpy(reached).to(flat.device)
         seen = values if reached is places else flat[where]
+        if torch._C._functorch.is_batchedtensor(flat):
+            count = flat.isnan().logical_not().logical_and(flat != 0)
+            wrong = count.sum() != (count[torch.from_numpy(places).to(flat.device)] if reached is places
+                                    else count[where]).sum()  # fmt: skip
+            return torch.where(wrong, torch.nan, values), None
         if torch.count_nonzero(flat) != torch.count_nonzero(seen):  # synchronizes
             rest = flat.nan_to_num(nan=0.0)  # 0 · ∞ within PyTorch's derivatives is no entry
             rest[where] = 0
@@ -234,16 +240,40 @@ class TorchFunction:
             )
         return found.numpy() if isinstance(x, np.ndarray) else found
 
-    def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> Any:
+    def outcome(self, args: tuple[Any, ...]) -> Any:
+        """Return what f returns, with other data."""
+        x = self.at(args)[1].requires_grad_(getattr(args[self.argnum], "requires_grad", False)).clone()
+        return self.f.outcome(*args[: self.argnum], x, *args[self.argnum + 1 :])
+
+    def batch(self, values: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...], xs: Any) -> Any:
+        """Return the values at the columns of xs by one mapped call, or None where PyTorch cannot map the function."""
+
+        def at(x: Any) -> tuple[Any, ...]:
+            return (*args[: self.argnum], x, *args[self.argnum + 1 :])
+
+        given = torch.from_numpy(np.array(xs)) if isinstance(xs, np.ndarray) else xs.detach()
+        try:
+            found = torch.func.vmap(lambda x: values(at(x)), 1, 1)(given)
+        except Exception:  # whatever PyTorch raises: sample by sample it may be possible
+            return None
+        for column in found.isnan().any(dim=0).nonzero()[:, 0].tolist():
+            values(at(xs[:, column]))  # raises the error for which these stand
+        return found.numpy() if isinstance(xs, np.ndarray) else found
+
+    def stacked(self, samples: Iterable[Any], shape: tuple[int, int], like: Any) -> Any:
         """Return samples as columns."""
         if isinstance(like, np.ndarray):
-            return np.stack(samples, axis=1) if samples else np.zeros(shape, like.dtype)
-        return torch.stack(samples, dim=1) if samples else like.new_zeros(shape)
+            return np.stack(list(samples), axis=1) if shape[1] else np.zeros(shape, like.dtype)
+        return torch.stack(list(samples), dim=1) if shape[1] else like.new_zeros(shape)
 
     def to_numpy(self, values: Any) -> np.ndarray:
         """Return values on the host."""
         found: np.ndarray = values.cpu().numpy() if isinstance(values, torch.Tensor) else values
         return found
+
+
+def _rows(seeds: Any) -> torch.Tensor:
+    return torch.from_numpy(seeds.astype(float)) if isinstance(seeds, np.ndarray) else seeds.detach()
 
 
 def _elsewhere(x: torch.Tensor) -> torch.Tensor:

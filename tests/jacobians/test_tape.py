@@ -249,7 +249,7 @@ def test_arguments(loops_in_python):
         return np.sin(t) * x[1:] * data + x[:-1] ** power * np.sum(data)
 
     x, data = RNG.uniform(0.3, 1, 5), np.ones(4)
-    new, old = (sb.sparse_jacobian(f, 0.0, x, data, 2, argnum=1, compiled=c) for c in (True, False))
+    new, old = (sb.sparse_jacobian(f, 0.0, x, data, 2, argnums=1, compiled=c) for c in (True, False))
     for t, d in ((0.5, data), (1.5, 2 * data), (np.float64(0.3), data), (0.5, np.float64(2.0) * data.astype("f4")),
                  (0.5, np.array(2.0)), (0.5, np.array([2.0]))):  # fmt: skip
         for _ in range(2):

@@ -236,12 +236,10 @@ def test_bad_arguments():
     for bad in (torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.float16)):
         with pytest.raises(DTypeError):
             sb.sparse_jacobian(lambda x: x, bad)
-    with pytest.raises(ShapeError, match="vector"):
-        sb.sparse_jacobian(lambda x: x, torch.zeros(2, 2))
     with pytest.raises(ShapeError, match="ravel"):
         sb.sparse_jacobian(lambda x: x.sum(), x)
     with pytest.raises(DTypeError, match="floats"):
-        sb.sparse_jacobian(lambda x: [x], x)
+        sb.sparse_jacobian(lambda x: "x", x)
     with pytest.raises(TracingError, match="scalar"):
         sb.sparse_hessian(lambda x: x, x)
     with pytest.raises(ShapeError, match="length"):
@@ -322,10 +320,10 @@ def test_complex_tensors_are_refused_and_whole_numbers_are_moved():
 
 def test_a_number_among_the_arguments_of_a_function_of_tensors():
     zero, x = torch.zeros(3, dtype=torch.float64), torch.arange(1.0, 4, dtype=torch.float64)
-    jac = sb.sparse_jacobian(lambda t, x: t * x.flip(0) + x, 0.0, zero, argnum=1)
+    jac = sb.sparse_jacobian(lambda t, x: t * x.flip(0) + x, 0.0, zero, argnums=1)
     assert jac(2.0, x).toarray().tolist() == [[1, 0, 2], [0, 3, 0], [2, 0, 1]]
     with pytest.raises(TracingError):
-        sb.sparse_jacobian(lambda t, x: x if t < 1 else x.flip(0), 0.0, zero, argnum=1)
+        sb.sparse_jacobian(lambda t, x: x if t < 1 else x.flip(0), 0.0, zero, argnums=1)
 
 
 def test_threads_take_turns_in_forward_mode():

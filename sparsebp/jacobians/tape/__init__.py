@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -108,17 +108,29 @@ class TapeDerivatives:
 
     def values(self, args: tuple[Any, ...]) -> tuple[np.ndarray | None, bool]:
         """Return the values on the pattern, if the tape gives them, and whether they need not be compared."""
-        dtype = args[self._given[2]].dtype
-        if dtype not in self._records:
-            self._record(args)
-        record = self._records[dtype]
-        if record is not None and not record.environment.holds():
-            record = self._changed(args)
+        record = self._current(args)
         if record is None or not record.tape.program.takes(args):
             return None, False
         values = record.tape.values(args)
         with np.errstate(all="ignore"):
             return (values, record.trusted) if finite(values) else (None, False)
+
+    def batch(self, args: tuple[Any, ...], xs: Iterable[np.ndarray]) -> Iterator[np.ndarray | None]:
+        """Yield the values at these x, checking the environment once; None where `values` has to see to it."""
+        record, argnum = self._current(args), self._given[2]
+        usable = record is not None and record.trusted and record.tape.program.takes(args)
+        for x in xs:
+            values = record.tape.values((*args[:argnum], x, *args[argnum + 1 :])) if record and usable else None
+            with np.errstate(all="ignore"):
+                yield values if values is not None and finite(values) else None
+
+    def _current(self, args: tuple[Any, ...]) -> _Record | None:
+        """Return the record for x of this dtype, if there is one whose environment is as it was."""
+        dtype = args[self._given[2]].dtype
+        if dtype not in self._records:
+            self._record(args)
+        record = self._records[dtype]
+        return self._changed(args) if record is not None and not record.environment.holds() else record
 
     def compare(self, args: tuple[Any, ...], values: np.ndarray, expected: np.ndarray) -> None:
         """Trust the tape if its values are the interpreter's and most are not 0, or use it no more."""
