@@ -163,7 +163,7 @@ def sparse_hessian(
 class SparseJacobian:
     """The sparse Jacobian of a function, at any arguments. Made by `sparse_jacobian`.
 
-    It can be passed as `jac` to `scipy.optimize.least_squares`, and with ``argnum=1`` to `scipy.integrate.solve_ivp`.
+    It can be passed as `jac` to `scipy.optimize.least_squares`, and with ``argnums=1`` to `scipy.integrate.solve_ivp`.
     `scipy.optimize.root` takes dense matrices: ``jac=lambda x: jac(x).toarray()``.
 
     Attributes
