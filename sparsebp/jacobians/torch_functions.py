@@ -9,6 +9,7 @@ decomposes them into these.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import operator
 import re
@@ -27,7 +28,7 @@ from sparsebp.core.locks import forkable_lock
 from sparsebp.jacobians import numpy_functions  # noqa: F401  (functions of traced arrays)
 from sparsebp.jacobians.tracing import Sets, Traced, check_length, refused, selection
 from sparsebp.jacobians.trees import FlatFunction
-from sparsebp.patterns.builders import conv_pattern, conv_transpose_pattern
+from sparsebp.patterns.builders import adaptive_pool_pattern, conv_pattern, conv_transpose_pattern, pool_pattern
 from sparsebp.patterns.pattern import SparsityPattern
 
 with warnings.catch_warnings():  # forward mode imports it at its first use, and it warns
@@ -105,7 +106,7 @@ class TorchFunction:
         f, others = self.of(args, places), [args[i].detach() for i in places[1:]]
         functional = torch.func.functionalize(f, remove="mutations_and_views")
         with self._refusals(args), _one_at_a_time:
-            traced = make_fx(functional, dict(core_aten_decompositions().items()))(x.clone(), *others)
+            traced = make_fx(functional, _decompositions())(x.clone(), *others)
         found = walk(traced.graph, x.numel(), self.scalar)
         x = _elsewhere(x)  # where what was read from x as a constant is another number
         with contextlib.suppress(Exception):  # f has no value there
@@ -276,6 +277,14 @@ def _rows(seeds: Any) -> torch.Tensor:
     return torch.from_numpy(seeds.astype(float)) if isinstance(seeds, np.ndarray) else seeds.detach()
 
 
+@functools.cache
+def _decompositions() -> dict[Any, Any]:
+    """Return PyTorch's core decompositions, and those of what has no rule here."""
+    aten = torch.ops.aten
+    others = (aten.native_layer_norm, aten.native_group_norm, aten.native_batch_norm, aten.upsample_bilinear2d)
+    return {**core_aten_decompositions(), **torch._decomp.get_decompositions(others)}
+
+
 def _elsewhere(x: torch.Tensor) -> torch.Tensor:
     return x + torch.from_numpy(np.random.default_rng(0).uniform(0.01, 0.02, len(x))).to(x) * (1 + x.abs())
 
@@ -362,7 +371,9 @@ def _result(level: Sets, node: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     elif name in MOVES:
         sets = _moved(level, name, target, args, kwargs, traced)
     elif name in RULES:
-        sets = [RULES[name](level, args, kwargs, vals[0])]
+        sets = [RULES[name](level, args, kwargs, vals[0])] * (2 if name == "var_mean" else 1)
+    elif name in COUPLED:
+        sets = _coupled(level, name, args, kwargs, vals)
     elif torch.Tag.pointwise in target.tags or name in ("clone", "detach", "alias", "contiguous", "lift_fresh"):
         sets = [_pointwise(level, name, args, traced, vals[0])]
     else:
@@ -550,8 +561,80 @@ def _convolution_matrix(shape: tuple[int, ...], weight: torch.Tensor, stride: An
     return block_diag([matrix] * batch, format="csr") if batch else csr_array((0, 0), dtype=bool)
 
 
+COUPLED: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("_linalg_det", "_linalg_slogdet", "linalg_inv_ex", "linalg_lu_factor_ex", "linalg_cholesky_ex",
+                     "_linalg_svd"), (0,)),
+    "_linalg_solve_ex": (0, 1), "linalg_solve_triangular": (0, 1), "linalg_lu_solve": (0, 2), "cholesky_solve": (1, 0),
+}  # fmt: skip
+"""Operations on stacks of matrices, and which arguments hold the matrices and the right-hand sides."""
+
+
+def _coupled(level: Sets, name: str, args: Any, kwargs: dict[str, Any], vals: Any) -> list[Any]:
+    """Return the sets of results: each element depends on all of its matrix, and on its right-hand side's column."""
+    matrix, *rest = (args[place] for place in COUPLED[name])
+    left = kwargs.get("left", True) and args[3 if name == "linalg_lu_solve" else 2 :][:1] != (False,)
+
+    def sums(x: Any, axes: tuple[int, ...], vector: bool) -> list[Any]:
+        if not isinstance(x, Traced):
+            return []
+        found = np.sum(x, axis=axes, keepdims=True)
+        return [(found[..., 0] if vector else found, lambda: 1)]
+
+    found: list[Any] = []
+    for number, val in enumerate(vals):
+        if not val.dtype.is_floating_point:
+            found.append(None)
+            continue
+        shape, terms = tuple(val.shape), []
+        if number == 0 and rest:  # a solution; others are factors
+            vector = name == "_linalg_solve_ex" and rest[0].ndim == matrix.ndim - 1 and (
+                matrix.ndim == 2 or tuple(rest[0].shape) == tuple(matrix.shape[:-1]))  # fmt: skip
+            terms += sums(matrix, (-2, -1), vector)
+            terms += sums(rest[0], (-1,) if vector or not left else (-2,), False)
+        elif isinstance(matrix, Traced):
+            total = np.sum(matrix, axis=(-2, -1))
+            terms.append((np.reshape(total, (*total.shape, *(1,) * (len(shape) - total.ndim))), lambda: 1))
+        found.append(level.elementwise(shape, None, terms))
+    return found
+
+
+def _pooling(name: str, args: Any, shape: tuple[int, ...]) -> Any:
+    """Return the transposed Jacobian's pattern of pooling for a batch, inputs × outputs; x has this shape."""
+    from scipy.sparse import block_diag, csr_array
+
+    spatial = shape[-2:]
+    if "adaptive" in name:
+        one = adaptive_pool_pattern(1, spatial, tuple(args[0])).pattern
+    else:
+        kernel, stride, padding, *others = (*args, [], [], [], [])[: 5 if "max" in name else 4]
+        dilation, ceil = (others[0] or [1], others[1]) if "max" in name else ([1], others[0])
+        kernel, stride, padding, dilation = (tuple(part) * (3 - len(part)) for part in (
+            kernel, stride or kernel, padding or [0], dilation))  # fmt: skip
+        one = pool_pattern(1, spatial, kernel, stride, padding, dilation, bool(ceil)).pattern
+    matrix = csr_array((np.ones(one.nnz, bool), one.indices, one.indptr), one.shape)
+    count = math.prod(shape[:-2])
+    return block_diag([matrix] * count, format="csr") if count else csr_array((0, 0), dtype=bool)
+
+
+def _pool(level: Sets, args: Any, kwargs: dict[str, Any], val: Any, name: str) -> Any:
+    matrix = _pooling(name, args[1:], args[0].shape).T
+    return level.linear(args[0], tuple(val.shape), None, None, None, matrix.tocsr)
+
+
+def _pool_backward(level: Sets, args: Any, kwargs: dict[str, Any], val: Any, name: str) -> Any:
+    grad = args[0]
+    if not isinstance(grad, Traced):
+        return level.nothing(tuple(val.shape), None)
+    options = (tuple(grad.shape[-2:]),) if "adaptive" in name else args[2:]
+    return level.linear(grad, tuple(val.shape), None, None, None, _pooling(name, options, tuple(val.shape)).tocsr)
+
+
+POOLS = ("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d")
 RULES: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "min", "prod", "var", "std", "logsumexp"), _reduction(1)),
+    **{name: functools.partial(_pool, name=name) for name in POOLS},
+    **{f"{name}_backward": functools.partial(_pool_backward, name=name) for name in POOLS},
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "min", "prod", "var", "std", "var_mean", "logsumexp"),
+                    _reduction(1)),
     **dict.fromkeys(("linalg_vector_norm", "norm"), _reduction(2)),
     "cumsum": _along(1, triangle=True),
     "cumprod": _along(1, triangle=True),

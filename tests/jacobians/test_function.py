@@ -831,9 +831,9 @@ def test_the_reference_lists_what_can_be_followed():
     assert listed["Ufuncs of scipy.special"] == set(tracing.SPECIAL)
     assert listed["Functions"] == set(tracing.FUNCTIONS) | set(tracing.MOVERS)
     pytest.importorskip("torch")
-    from sparsebp.jacobians.torch_functions import MOVES, RULES
+    from sparsebp.jacobians.torch_functions import COUPLED, MOVES, RULES
 
-    assert listed["ATen operations"] == set(RULES) | MOVES
+    assert listed["ATen operations"] == {*RULES, *MOVES, *COUPLED}
 
 
 # Functions that a trace may mistake for others.
