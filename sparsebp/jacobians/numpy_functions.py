@@ -922,7 +922,7 @@ class NumpyFunction:
 
     def tape(self, pattern: SparsityPattern) -> TapeDerivatives | None:
         """Return derivatives by a compiled tape, not planned yet."""
-        return TapeDerivatives(self.f.f, self.recorded, self.argnum, self.varies, pattern, self.scalar)
+        return TapeDerivatives(self.f.f, self.recorded, self.argnum, self.varies, pattern, self.scalar, self.pattern)
 
     def recorded(self, *args: Any) -> Any:
         """Return what f returns: a vector, or of a scalar function a scalar."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.core.errors import SparseBPError
-from sparsebp.jacobians.tape.chain import HessianTape, JacobianTape, Program
+from sparsebp.core.errors import PatternError, SparseBPError
+from sparsebp.jacobians.tape.chain import HessianTape, JacobianTape, Program, keys_of
 from sparsebp.jacobians.tape.environment import Environment
 from sparsebp.jacobians.tape.expressions import UnrecordedError
 from sparsebp.jacobians.tape.record import Group, Recorder
@@ -82,8 +82,8 @@ class TapeDerivatives:
     """
 
     def __init__(self, f: Callable[..., Any], of: Callable[..., Any], argnum: int, varies: Callable[[int, Any], bool],
-                 pattern: SparsityPattern, scalar: bool) -> None:  # fmt: skip
-        self._given = f, of, argnum, varies, pattern, scalar
+                 pattern: SparsityPattern, scalar: bool, traced: Callable[..., SparsityPattern]) -> None:  # fmt: skip
+        self._given = f, of, argnum, varies, pattern, scalar, traced
         self._records: dict[np.dtype, _Record | None] = {}  # by the dtype of x; None: it cannot be recorded
         self._waiting: Environment | None = None
         self._changes = 0
@@ -148,11 +148,22 @@ class TapeDerivatives:
         self._records[dtype], self.reason = None, reason
 
     def _changed(self, args: tuple[Any, ...]) -> _Record | None:
-        """Record anew, once the environment is as it was at the call before."""
+        """Record anew, once the environment is as it was at the call before.
+
+        Raises
+        ------
+        PatternError
+            The function has derivatives now where it had none.
+        """
         dtype = args[self._given[2]].dtype
         if self._waiting is not None and self._waiting.holds():
             self._record(args)
             return self._records[dtype]
+        pattern, found = self._given[4], self._given[6](args)
+        if found.shape != pattern.shape or not np.isin(keys_of(found), keys_of(pattern), assume_unique=True).all():
+            raise PatternError("What the function finds outside of its arguments has changed, and its pattern with it",
+                               expected=f"entries of {pattern}", got=repr(found),
+                               remedy="Prepare it again")  # fmt: skip
         self._changes += 1
         if self._changes > MOST_CHANGES:
             self._refuse(dtype, "what it finds outside of its arguments changes again and again")
@@ -170,7 +181,7 @@ class TapeDerivatives:
 
     def _record(self, args: tuple[Any, ...]) -> Exception | None:
         """Record and compile; return an error instead, if there is one."""
-        _, of, argnum, varies, pattern, scalar = self._given
+        _, of, argnum, varies, pattern, scalar, _ = self._given
         start, dtype = time.perf_counter(), args[argnum].dtype
         try:
             environment = self._environment(args)
