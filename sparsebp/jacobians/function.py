@@ -15,6 +15,7 @@ import copy
 import functools
 import itertools
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
@@ -24,6 +25,7 @@ import numpy as np
 from sparsebp.core.backend import check_plain
 from sparsebp.core.check import Array, check_flag, check_integer, shown
 from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, PatternError, ShapeError, TracingError
+from sparsebp.jacobians.stored import Plan, read_plan, write_plan
 from sparsebp.jacobians.trees import FlatFunction, flattened
 from sparsebp.patterns.bicoloring import color_both, sources
 from sparsebp.patterns.pattern import (
@@ -47,6 +49,7 @@ KEPT_SEEDS = 1 << 24
 def sparse_jacobian(
     f: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0, has_aux: bool = False,
     pattern: SparsityPattern | None = None, chunk_size: int | None = None, compiled: bool = False,
+    stored: str | os.PathLike[str] | None = None,
 ) -> SparseJacobian:  # fmt: skip
     """Prepare the sparse Jacobian of a function: find its pattern, and colour it.
 
@@ -75,6 +78,9 @@ def sparse_jacobian(
         Of a function of NumPy: record it now and compile its derivatives, which takes seconds and is kept on disk, or
         raise an error that says why that is impossible. As with `jax.jit`, f has to be a function of its arguments
         alone: what it finds outside of them is a part of the record. Many changes there are noticed, not all.
+    stored
+        A file to read pattern and colours from, or to write them to where it has none, or those of another function: f
+        is traced in any case, but only as far as it takes to tell.
 
     Returns
     -------
@@ -89,6 +95,8 @@ def sparse_jacobian(
         x does not consist of such arrays, or f does not return any.
     PatternError
         `pattern` does not fit.
+    OutputError
+        `stored` cannot be written.
     MemoryLimitError
         An array inside f depends on too much of x.
     MissingDependencyError
@@ -115,12 +123,13 @@ def sparse_jacobian(
     >>> jac(np.arange(5.0)).toarray()[3]
     array([ 0.,  0.,  0., -1.,  8.])
     """
-    return SparseJacobian(f, args, argnums, has_aux, pattern, chunk_size, compiled)
+    return SparseJacobian(f, args, argnums, has_aux, pattern, chunk_size, compiled, stored)
 
 
 def sparse_hessian(
     g: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0, has_aux: bool = False,
     pattern: SparsityPattern | None = None, chunk_size: int | None = None, compiled: bool = False,
+    stored: str | os.PathLike[str] | None = None,
 ) -> SparseHessian:  # fmt: skip
     """Prepare the sparse Hessian of a scalar function: find its pattern, and colour it.
 
@@ -132,7 +141,7 @@ def sparse_hessian(
         As for `sparse_jacobian`.
     pattern
         The pattern, (n, n) and symmetric, if you know it.
-    chunk_size, compiled
+    chunk_size, compiled, stored
         As for `sparse_jacobian`.
 
     Returns
@@ -157,7 +166,7 @@ def sparse_hessian(
     >>> hess(np.ones(5)).toarray()[1]
     array([-4., 10., -4.,  0.,  0.])
     """
-    return SparseHessian(g, args, argnums, has_aux, pattern, chunk_size, compiled)
+    return SparseHessian(g, args, argnums, has_aux, pattern, chunk_size, compiled, stored)
 
 
 class SparseJacobian:
@@ -183,7 +192,7 @@ class SparseJacobian:
     mode: Literal["forward", "reverse", "mixed"]
 
     def __init__(self, f: Any, args: tuple[Any, ...], argnums: Any, has_aux: bool, pattern: SparsityPattern | None,
-                 chunk_size: int | None, compiled: bool) -> None:  # fmt: skip
+                 chunk_size: int | None, compiled: bool, stored: Any) -> None:  # fmt: skip
         if not callable(f):
             raise OptionError("f is not a function", expected="a function of arrays", got=shown(f))
         for number, arg in enumerate(args):
@@ -208,16 +217,27 @@ class SparseJacobian:
         self._constants: list[Any] | None = None  # what pattern and program hold for; None: for everything
         if pattern is None or self._function.compiled:
             self._constants = [None if self._function.varies(i, arg) else _kept(arg) for i, arg in enumerate(args)]
+        plan, digest = None, ""
         if pattern is None:
             self._function.compare(args)
-            pattern = self._function.pattern(args)
+            if stored is not None:
+                digest = f"{type(self).__name__} {self._function.digest(args)}"
+                plan = read_plan(stored, digest)
+            pattern = self._function.pattern(args) if plan is None else plan.pattern
+        elif stored is not None:
+            raise OptionError("A pattern is given, and a stored one asked for", expected="pattern= or stored=",
+                              got="both")  # fmt: skip
         else:
             check_patterns(pattern=pattern)
             if pattern.shape[1] != self._size:
                 raise PatternError("pattern does not fit x", expected=f"{self._size} columns", got=pattern.shape)
         self._compared = False
         self.pattern = pattern
-        self._sweeps = self._planned(args)
+        if plan is None:
+            plan = Plan(pattern, *self._colored(args))
+            if stored is not None:
+                write_plan(stored, digest, plan)
+        self._sweeps = self._sweeps_of(plan.rows, plan.columns)
         self.colors = sum(sweeps.count for sweeps in self._sweeps)
         self.mode = self._sweeps[0].mode if len(self._sweeps) == 1 else "mixed"
         self._tape, self._interpreted = self._taped(args, given, compiled)
@@ -247,8 +267,8 @@ class SparseJacobian:
 
     _scalar = False
 
-    def _planned(self, args: tuple[Any, ...]) -> list[Sweeps]:
-        """Choose the directions that take the least time: of one mode, or of both with fewer directions than of one."""
+    def _colored(self, args: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """Return colours of rows and columns along which directions take the least time: of one mode, or of both."""
         pattern, (m, n) = self.pattern, self.pattern.shape
         missing: Any = functools.cache(lambda mode: self._function.missing(mode, args, m))
         along: dict[Mode, SparsityPattern] = {"forward": pattern, "reverse": pattern.T}
@@ -268,7 +288,7 @@ class SparseJacobian:
             if rows and columns and COST_OF_BOTH * (COST["reverse"] * rows + COST["forward"] * columns) < best and (
                     rows + columns <= sum(map(_number, found))):  # fmt: skip
                 found = both
-        return self._sweeps_of(*found)
+        return found
 
     def _sweeps_of(self, rows: np.ndarray, columns: np.ndarray) -> list[Sweeps]:
         """Return directions along colours of rows and of columns."""
@@ -608,16 +628,20 @@ class SparseHessian(SparseJacobian):
         """
         return self.value_and_jacobian(*args)
 
-    def _planned(self, args: tuple[Any, ...]) -> list[Sweeps]:
+    def _colored(self, args: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
         """Colour stars; products with the matrix and with its transpose are the same."""
-        pattern, missing = self.pattern, self._function.missing("forward", args, self._size)
+        missing = self._function.missing("forward", args, self._size)
         if missing and self._function.missing("reverse", args, self._size):
             raise missing
-        colors = color_symmetric(pattern)
+        colors, none = color_symmetric(self.pattern), np.full(self._size, -1)
+        return (colors, none) if missing else (none, colors)
+
+    def _sweeps_of(self, rows: np.ndarray, columns: np.ndarray) -> list[Sweeps]:
+        pattern, colors = self.pattern, np.maximum(rows, columns)
+        mode: Mode = "reverse" if _number(rows) else "forward"
         rows, color = star_sources(pattern, colors)
         reached = np.sort(colors[pattern.indices] * self._size + pattern.row_of_entry)
         reached = reached[np.diff(reached, prepend=-1) > 0]
-        mode: Mode = "reverse" if missing else "forward"
         entries = np.arange(pattern.nnz)
         return [Sweeps(mode, colors, entries, color * self._size + rows, reached, self._size, self._step)]
 
@@ -754,6 +778,9 @@ class Differentiable(Protocol):
 
     def pattern(self, args: tuple[Any, ...]) -> SparsityPattern:
         """Find the pattern."""
+
+    def digest(self, args: tuple[Any, ...]) -> str:
+        """Return what tells whether a pattern is this function's."""
 
     def varies(self, place: int, arg: Any) -> bool:
         """Return whether the pattern holds for other values of this argument."""

@@ -20,6 +20,7 @@ from sparsebp.core import backend
 from sparsebp.core.check import shown
 from sparsebp.core.errors import DTypeError, ShapeError, SparseBPError, TracingError
 from sparsebp.jacobians import tracing
+from sparsebp.jacobians.stored import Digests
 from sparsebp.jacobians.tape import TapeDerivatives
 from sparsebp.jacobians.tracing import (
     Duals,
@@ -904,9 +905,18 @@ class NumpyFunction:
         return of
 
     def pattern(self, args: tuple[Any, ...]) -> SparsityPattern:
-        """Find the pattern with index sets; other arguments of floats are arrays that depend on no input."""
+        """Find the pattern with index sets."""
+        level = Sets(args[self.argnum].size)
+        return level.pattern(self._traced(args, level), self.scalar)
+
+    def digest(self, args: tuple[Any, ...]) -> str:
+        """Return the digest of the pattern."""
+        level = Digests(args[self.argnum].size)
+        return level.digest(self._traced(args, level), self.scalar)
+
+    def _traced(self, args: tuple[Any, ...], level: Sets) -> Any:
+        """Return what the result carries; other arguments of floats are arrays that depend on no input."""
         x = args[self.argnum]
-        level = Sets(x.size)
 
         def unknown(value: Any) -> Any:
             if not self.varies(-1, value):
@@ -918,7 +928,7 @@ class NumpyFunction:
         y = _output(self.of_x(tuple(map(unknown, args)))(level.input(np.array(x))))
         if level.refusals:  # f caught it
             raise level.refusals[0]
-        return level.pattern(y.carried if isinstance(y, Traced) else level.nothing(y.shape, y.dtype), self.scalar)
+        return y.carried if isinstance(y, Traced) else level.nothing(y.shape, y.dtype)
 
     def tape(self, pattern: SparsityPattern) -> TapeDerivatives | None:
         """Return derivatives by a compiled tape, not planned yet."""

@@ -26,6 +26,7 @@ from sparsebp.core.check import shown
 from sparsebp.core.errors import DTypeError, ShapeError, SparseBPError, TracingError
 from sparsebp.core.locks import forkable_lock
 from sparsebp.jacobians import numpy_functions  # noqa: F401  (functions of traced arrays)
+from sparsebp.jacobians.stored import Digests
 from sparsebp.jacobians.tracing import Sets, Traced, check_length, refused, selection
 from sparsebp.jacobians.trees import FlatFunction
 from sparsebp.patterns.builders import adaptive_pool_pattern, conv_pattern, conv_transpose_pattern, pool_pattern
@@ -99,7 +100,17 @@ class TorchFunction:
         return self.of(args, [self.argnum], plain=True)(x.as_subclass(kind)).detach().as_subclass(torch.Tensor)
 
     def pattern(self, args: tuple[Any, ...]) -> SparsityPattern:
-        """Walk the graph at these arguments; other tensors of floats are arrays that depend on no input."""
+        """Walk the graph at these arguments with index sets."""
+        level = Sets(len(args[self.argnum]))
+        return level.pattern(self._walked(args, level), self.scalar)
+
+    def digest(self, args: tuple[Any, ...]) -> str:
+        """Return the digest of the pattern."""
+        level = Digests(len(args[self.argnum]))
+        return level.digest(self._walked(args, level), self.scalar)
+
+    def _walked(self, args: tuple[Any, ...], level: Sets) -> Any:
+        """Return what the result carries; other tensors of floats are arrays that depend on no input."""
         _, x = self.at(args)
         places = [self.argnum, *(i for i, a in enumerate(args) if self.varies(i, a) and i != self.argnum)]
         args = tuple(torch.tensor(a, dtype=torch.float64) if isinstance(a, float) else a for a in args)
@@ -107,7 +118,7 @@ class TorchFunction:
         functional = torch.func.functionalize(f, remove="mutations_and_views")
         with self._refusals(args), _one_at_a_time:
             traced = make_fx(functional, _decompositions())(x.clone(), *others)
-        found = walk(traced.graph, x.numel(), self.scalar)
+        found = walk(traced.graph, level)
         x = _elsewhere(x)  # where what was read from x as a constant is another number
         with contextlib.suppress(Exception):  # f has no value there
             expected = f(x.clone(), *others)
@@ -308,22 +319,20 @@ def check_same(problem: str, expected: torch.Tensor, got: torch.Tensor, size: An
 # The graph, node by node. A value is `Traced` if it may depend on x or another argument, else a tensor or a number.
 
 
-def walk(graph: Any, inputs: int, symmetric: bool) -> SparsityPattern:
-    """Return the pattern of the graph's output; `symmetric`: its union with its transpose."""
-    level = Sets(inputs)
+def walk(graph: Any, level: Sets) -> Any:
+    """Return what the graph's output carries."""
     values: dict[Any, Any] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
             val = node.meta["val"]
             first = not values
-            values[node] = level.input(np.zeros(inputs)) if first else _array(level, val, None)
+            values[node] = level.input(np.zeros(level.inputs)) if first else _array(level, val, None)
         elif node.op == "get_attr":
             values[node] = getattr(graph.owning_module, node.target)
         elif node.op == "output":
             (result,) = node.args[0] if isinstance(node.args[0], (list, tuple)) else (node.args[0],)
             found = values[result]
-            sets = found.carried if isinstance(found, Traced) else level.nothing(tuple(found.shape), None)
-            return level.pattern(sets, symmetric)
+            return found.carried if isinstance(found, Traced) else level.nothing(tuple(found.shape), None)
         else:
             args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda other: values[other])
             values[node] = _result(level, node, args, kwargs)

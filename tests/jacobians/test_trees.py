@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import sparsebp as sb
-from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import OptionError, ShapeError
 
 
 @pytest.fixture(params=["numpy", "torch", "jax.numpy"])
@@ -107,6 +107,32 @@ def test_batch(xp, count):
         for k in range(count):
             one = jac.values({"a": array(xp, a[:, k]), "b": array(xp, b[k])}, t)
             np.testing.assert_allclose(np.asarray(found)[:, k], np.asarray(one), rtol=1e-12)
+
+
+@pytest.mark.parametrize("make", [sb.sparse_jacobian, sb.sparse_hessian])
+def test_stored(xp, make, tmp_path, monkeypatch):
+    """A plan is read where it is of the same function, at whatever arguments; another one takes its place."""
+    path, x, shift = tmp_path / "plan.npz", array(xp, np.linspace(0.3, 0.9, 7)), array(xp, np.arange(7.0))
+
+    def functions(offset):
+        step = lambda x: x[1:] * x[:-1] ** 2 + x[offset]  # noqa: E731
+        return step if make is sb.sparse_jacobian else lambda x: (step(x) ** 2).sum()
+
+    of = lambda f, x: make(lambda x, shift: f(x + shift), x, shift, stored=path)  # noqa: E731
+    first = of(functions(0), x)
+    written = path.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(type(first._function), "pattern", None)
+        again = of(functions(0), x * 2)
+    assert again.pattern == first.pattern and again.colors == first.colors and path.read_bytes() == written
+    np.testing.assert_array_equal(again(x, shift, check=True).toarray(), first(x, shift).toarray())
+    other = of(functions(3), x)
+    assert other.pattern == make(functions(3), x).pattern != first.pattern
+    other(x, shift, check=True)
+    assert of(functions(3), x).pattern == other.pattern
+    path.write_bytes(written[:100])
+    with pytest.raises(OptionError, match="does not hold a plan"):
+        of(functions(0), x)
 
 
 def test_compiled():
