@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.check import shown
-from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 
 LEAF = "array"
 
@@ -93,6 +93,10 @@ def joined(leaves: list[Any], batch: tuple[int, ...] = ()) -> Any:
 
     def columns(leaf: Any) -> Any:
         shape = _shape(leaf)
+        if not hasattr(leaf, "reshape"):
+            raise DTypeError(
+                "The function does not return arrays", expected="arrays, or a tree of them", got=shown(leaf)
+            )
         return leaf.reshape((math.prod(shape[: len(shape) - len(batch)]), *batch))
 
     if torch is not None and (tensors := [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]):
