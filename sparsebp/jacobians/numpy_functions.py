@@ -390,7 +390,14 @@ def cumprod(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any
     return np.moveaxis(x, 0, axis)
 
 
-def diff(a: Any, n: int = 1, axis: int = -1) -> Any:
+def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
+    a = raw(lift(a))
+    if prepend is not None or append is not None:
+        one = [1 if k == axis % a.ndim else size for k, size in enumerate(a.shape)]
+        prepend, append = (None if end is None else raw(lift(end)) for end in (prepend, append))
+        prepend, append = (np.broadcast_to(end, one) if end is not None and end.ndim == 0 else end
+                           for end in (prepend, append))  # fmt: skip
+        a = np.concatenate([part for part in (prepend, a, append) if part is not None], axis)
     x, step = np.moveaxis(a, axis, 0), np.not_equal if a.dtype == bool else np.subtract
     for _ in range(n):
         x = step(x[1:], x[:-1])

@@ -119,6 +119,7 @@ FUNCTIONS = {
     "bins": (lambda x: np.bincount([0, 2, 2, 5], weights=x[:4] * x[1:5]) + np.bincount([5], x[:1], 6), N, True),
     "segments": (lambda x: np.add.reduceat(np.outer(x, x[:2]), [0, 4, 2, 3], axis=0).ravel(), N, True),
     "segments of products": (lambda x: np.multiply.reduceat(x, [0, 2, 3]), N, True),
+    "differences": (lambda x: np.diff(x.reshape(-1, 1), 2, 0, prepend=1.0, append=[x[:1] ** 2]).ravel(), N, True),
     "cross": (lambda x: np.cross(x[:6].reshape(2, 3), [x[5], x[6], 2.0]).ravel(), N, True),
     "numbers for NaN": (lambda x: np.nan_to_num(np.where(x > 0.4, np.inf, x) / x[0], posinf=3), N, False),
     "polynomials": (lambda x: np.polyval([1.0, 0.0, 2.0], x) + np.polyval(x[:3], 0.7), N, True),
