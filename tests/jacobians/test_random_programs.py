@@ -61,7 +61,7 @@ STEPS = (
     lambda xp, a, b, r, q: xp.cross(xp.resize(a, (3,)), xp.resize(b, (3,))) + r,
     lambda xp, a, b, r, q: xp.linalg.det(xp.resize(a, (2, 2)) + r)[None] * b,
     lambda xp, a, b, r, q: xp.linalg.solve(MATRIX[:, :3] + 4 * np.eye(3), xp.resize(a, (3,))) * r,
-    lambda xp, a, b, r, q: xp.linalg.norm(a + 2, 3) - xp.mean(b, where=np.arange(len(b)) % 2 == 0),
+    lambda xp, a, b, r, q: xp.linalg.norm(a + 2, 3) * b - xp.mean(b, where=np.arange(len(b)) % 2 == 0),
     lambda xp, a, b, r, q: xp.polyval(np.array([r, 1.0, 0.5]), a),
     lambda xp, a, b, r, q: xp.abs(xp.resize(a, (3,)) * xp.exp(1j * xp.resize(b, (3,))) + 2 + r * 1j),
     lambda xp, a, b, r, q: xp.real(xp.conj(xp.resize(a, (3,)) + 1j) * (xp.resize(b, (3,)) * 1j) ** 2),
