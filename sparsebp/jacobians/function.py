@@ -4,7 +4,8 @@ Functions of NumPy are also compiled (`sparsebp.jacobians.tape`); what follows i
 
 The function is traced with index sets for its pattern (`tracing.Sets`; PyTorch: its ATen graph; JAX: by asdex).
 Columns that share no row get one colour, and the derivative along a colour's sum of unit vectors holds all their
-entries (Curtis, Powell, Reid, 1974). Derivatives are exact, by dual numbers or a reverse sweep; nothing is differenced.
+entries (Curtis, Powell, Reid, 1974); so do rows in reverse mode, and dense rows and columns by both. Derivatives
+are exact, by dual numbers or a reverse sweep; nothing is differenced.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import math
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -22,19 +25,19 @@ import numpy as np
 from sparsebp.core.backend import check_plain
 from sparsebp.core.check import Array, check_flag, check_integer, shown
 from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, PatternError, ShapeError, TracingError
+from sparsebp.jacobians.stored import Plan, read_plan, write_plan
+from sparsebp.jacobians.trees import FlatFunction, flattened
+from sparsebp.patterns.bicoloring import color_both, sources
 from sparsebp.patterns.pattern import (
     SparsityPattern,
     check_patterns,
     color_columns,
     color_symmetric,
     frozen,
-    longest_alone,
-    part_of,
     star_sources,
 )
 
 Mode = Literal["forward", "reverse"]
-OTHER: dict[Mode, Mode] = {"forward": "reverse", "reverse": "forward"}
 COST: dict[Mode, int] = {"forward": 1, "reverse": 3}
 """Time along one direction: rows are coloured if that takes fewer colours by this factor."""
 COST_OF_BOTH = 2
@@ -44,31 +47,40 @@ KEPT_SEEDS = 1 << 24
 
 
 def sparse_jacobian(
-    f: Callable[..., Any], *args: Any, argnum: int = 0, pattern: SparsityPattern | None = None,
-    compiled: bool = False,
+    f: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0, has_aux: bool = False,
+    pattern: SparsityPattern | None = None, chunk_size: int | None = None, compiled: bool = False,
+    stored: str | os.PathLike[str] | None = None,
 ) -> SparseJacobian:  # fmt: skip
-    """Prepare the sparse Jacobian of a function of one vector: find its pattern, and colour it.
+    """Prepare the sparse Jacobian of a function: find its pattern, and colour it.
 
     Parameters
     ----------
     f
-        A function whose argument `argnum` is a vector x of shape (n,), and which returns a vector of shape (m,), in
-        NumPy, PyTorch or JAX; but for PyTorch, a list of m scalars is a vector too. NumPy functions are listed in the
+        A function whose argument `argnums` is x, and which returns y, in NumPy, PyTorch or JAX. Both are vectors, (n,)
+        and (m,), or trees: arrays of any shape in dictionaries, lists and tuples. NumPy functions are listed in the
         reference; others, and control flow that depends on values, are refused.
     *args
-        Arguments to trace f at. x is an array of NumPy or JAX or a tensor, float32 or float64. Its values do not
-        matter: the pattern holds for all x, and for all values of other floats and arrays of floats. Integers, and
+        Arguments to trace f at. x is made of arrays of NumPy or JAX or of tensors, float32 or float64. Its values do
+        not matter: the pattern holds for all x, and for all values of other floats and arrays of floats. Integers, and
         constants inside f, are part of the function: the zeros of a constant array that multiplies x are zeros of the
         Jacobian.
-    argnum
-        Place of x among the arguments: 1 for the right-hand side f(t, y) of an initial value problem.
+    argnums
+        Place of x among the arguments: 1 for the right-hand side f(t, y) of an initial value problem. Several: x is
+        the tuple of these arguments.
+    has_aux
+        Whether f returns a pair: y, and other data.
     pattern
         The pattern, (m, n), if you know it: f is not traced with index sets then, and may branch on values. Entries
         that are missing give wrong values; ``check=True`` finds them.
+    chunk_size
+        Most directions that are computed together: fewer take less memory.
     compiled
         Of a function of NumPy: record it now and compile its derivatives, which takes seconds and is kept on disk, or
         raise an error that says why that is impossible. As with `jax.jit`, f has to be a function of its arguments
         alone: what it finds outside of them is a part of the record. Many changes there are noticed, not all.
+    stored
+        A file to read pattern and colours from, or to write them to where it has none, or those of another function: f
+        is traced in any case, but only as far as it takes to tell.
 
     Returns
     -------
@@ -80,9 +92,11 @@ def sparse_jacobian(
     TracingError
         f does something that cannot be followed.
     OptionError, ShapeError, DTypeError
-        x is not such a vector, or f does not return one.
+        x does not consist of such arrays, or f does not return any.
     PatternError
         `pattern` does not fit.
+    OutputError
+        `stored` cannot be written.
     MemoryLimitError
         An array inside f depends on too much of x.
     MissingDependencyError
@@ -97,7 +111,8 @@ def sparse_jacobian(
     -----
     The columns of one colour share no row, so the derivative along the sum of their unit vectors holds each of their
     entries by itself: A. Curtis, M. Powell, J. Reid, "On the Estimation of Sparse Jacobian Matrices", 1974. With fewer
-    colours for the rows, the same is done with the transposed Jacobian, by reverse sweeps.
+    colours for the rows, the same is done with the transposed Jacobian, by reverse sweeps, and with fewer colours for
+    some of both, such as dense rows and columns, by both (see `sparsebp.patterns.color_both`).
 
     Examples
     --------
@@ -108,24 +123,25 @@ def sparse_jacobian(
     >>> jac(np.arange(5.0)).toarray()[3]
     array([ 0.,  0.,  0., -1.,  8.])
     """
-    return SparseJacobian(f, args, argnum, pattern, compiled)
+    return SparseJacobian(f, args, argnums, has_aux, pattern, chunk_size, compiled, stored)
 
 
 def sparse_hessian(
-    g: Callable[..., Any], *args: Any, argnum: int = 0, pattern: SparsityPattern | None = None,
-    compiled: bool = False,
+    g: Callable[..., Any], *args: Any, argnums: int | Sequence[int] = 0, has_aux: bool = False,
+    pattern: SparsityPattern | None = None, chunk_size: int | None = None, compiled: bool = False,
+    stored: str | os.PathLike[str] | None = None,
 ) -> SparseHessian:  # fmt: skip
-    """Prepare the sparse Hessian of a scalar function of one vector: find its pattern, and colour it.
+    """Prepare the sparse Hessian of a scalar function: find its pattern, and colour it.
 
     Parameters
     ----------
     g
         As f of `sparse_jacobian`, but with an output of shape ().
-    *args, argnum
+    *args, argnums, has_aux
         As for `sparse_jacobian`.
     pattern
         The pattern, (n, n) and symmetric, if you know it.
-    compiled
+    chunk_size, compiled, stored
         As for `sparse_jacobian`.
 
     Returns
@@ -150,13 +166,13 @@ def sparse_hessian(
     >>> hess(np.ones(5)).toarray()[1]
     array([-4., 10., -4.,  0.,  0.])
     """
-    return SparseHessian(g, args, argnum, pattern, compiled)
+    return SparseHessian(g, args, argnums, has_aux, pattern, chunk_size, compiled, stored)
 
 
 class SparseJacobian:
     """The sparse Jacobian of a function, at any arguments. Made by `sparse_jacobian`.
 
-    It can be passed as `jac` to `scipy.optimize.least_squares`, and with ``argnum=1`` to `scipy.integrate.solve_ivp`.
+    It can be passed as `jac` to `scipy.optimize.least_squares`, and with ``argnums=1`` to `scipy.integrate.solve_ivp`.
     `scipy.optimize.root` takes dense matrices: ``jac=lambda x: jac(x).toarray()``.
 
     Attributes
@@ -168,40 +184,60 @@ class SparseJacobian:
         direction. In NumPy such a derivative takes one or two operations more for each operation of f; f's own are done
         once for many directions.
     mode
-        ``"forward"``: the columns are coloured; ``"reverse"``: the rows. ``"mixed"``: the columns, but each of the
-        longest rows has a direction of its own; or the other way round.
+        ``"forward"``: the columns are coloured; ``"reverse"``: the rows; ``"mixed"``: some of both.
     """
 
     pattern: SparsityPattern
     colors: int
     mode: Literal["forward", "reverse", "mixed"]
 
-    def __init__(self, f: Any, args: tuple[Any, ...], argnum: int, pattern: SparsityPattern | None,
-                 compiled: bool = False) -> None:  # fmt: skip
+    def __init__(self, f: Any, args: tuple[Any, ...], argnums: Any, has_aux: bool, pattern: SparsityPattern | None,
+                 chunk_size: int | None, compiled: bool, stored: Any) -> None:  # fmt: skip
         if not callable(f):
             raise OptionError("f is not a function", expected="a function of arrays", got=shown(f))
         for number, arg in enumerate(args):
             check_plain(arg, f"Argument {number}")
         if not args:
             raise OptionError("There is no x to trace f at", expected="sparse_jacobian(f, x0)", got="no argument")
-        self._argnum = check_integer("argnum", argnum, 0, len(args) - 1)
-        self._count, x = len(args), args[self._argnum]
-        self._function: Differentiable = _kind_of(x)(f, self._argnum, self._scalar)
+        several = isinstance(argnums, (list, tuple))
+        places = tuple(
+            check_integer("argnums", place, 0, len(args) - 1) for place in (argnums if several else [argnums])
+        )
+        if len(set(places)) < max(len(places), 1):
+            raise OptionError("argnums does not name arguments", expected="a place, or different ones", got=argnums)
+        self._chunk = None if chunk_size is None else check_integer("chunk_size", chunk_size, 1)
+        _check_leaves([args[place] for place in places])
+        self._flat = FlatFunction(f, places, args, check_flag("has_aux", has_aux), self._scalar)
+        self._count, args = len(args), self._flat.flat(args)
+        self._argnum = self._flat.argnum
+        x = args[self._argnum]
+        self._function: Differentiable = _kind_of(x)(self._flat, self._argnum, self._scalar)
         self._size = len(_checked(x))
         given = pattern is not None
         self._constants: list[Any] | None = None  # what pattern and program hold for; None: for everything
         if pattern is None or self._function.compiled:
             self._constants = [None if self._function.varies(i, arg) else _kept(arg) for i, arg in enumerate(args)]
+        plan, digest = None, ""
         if pattern is None:
             self._function.compare(args)
-            pattern = self._function.pattern(args)
+            if stored is not None:
+                digest = f"{type(self).__name__} {self._function.digest(args)}"
+                plan = read_plan(stored, digest)
+            pattern = self._function.pattern(args) if plan is None else plan.pattern
+        elif stored is not None:
+            raise OptionError("A pattern is given, and a stored one asked for", expected="pattern= or stored=",
+                              got="both")  # fmt: skip
         else:
             check_patterns(pattern=pattern)
             if pattern.shape[1] != self._size:
                 raise PatternError("pattern does not fit x", expected=f"{self._size} columns", got=pattern.shape)
         self._compared = False
         self.pattern = pattern
-        self._sweeps = self._planned(args)
+        if plan is None:
+            plan = Plan(pattern, *self._colored(args))
+            if stored is not None:
+                write_plan(stored, digest, plan)
+        self._sweeps = self._sweeps_of(plan.rows, plan.columns)
         self.colors = sum(sweeps.count for sweeps in self._sweeps)
         self.mode = self._sweeps[0].mode if len(self._sweeps) == 1 else "mixed"
         self._tape, self._interpreted = self._taped(args, given, compiled)
@@ -231,56 +267,50 @@ class SparseJacobian:
 
     _scalar = False
 
-    def _planned(self, args: tuple[Any, ...]) -> list[Sweeps]:
-        """Choose the directions that take the least time.
-
-        Columns, or rows, are coloured: all of them, or without the entries of the longest rows, or columns, of which
-        each gets a direction of the other mode.
-        """
-        lengths = {"forward": np.diff(self.pattern.indptr), "reverse": np.diff(self.pattern.T.indptr)}  # across
-        missing: Any = functools.cache(lambda mode: self._function.missing(mode, args, self.pattern.shape[0]))
-        ways: list[tuple[int, Mode, np.ndarray]] = []
-        for mode, other in OTHER.items():
-            across = lengths[mode]
-            ways.append((COST[mode] * int(across.max(initial=1)), mode, np.zeros(len(across), bool)))
-            alone = longest_alone(across, COST[other], COST[mode])
-            if alone.any():
-                least = COST[other] * int(alone.sum()) + COST[mode] * int(across.max(initial=1, where=~alone))
-                ways.append((COST_OF_BOTH * least, mode, alone))
-        best, found = math.inf, list[Sweeps]()
-        for least, mode, alone in sorted(ways, key=lambda way: way[0]):
-            if least < best and not any(map(missing, OTHER if alone.any() else (mode,))):
-                sweeps = self._colored(mode, alone)
-                cost = sum(COST[one.mode] * one.count for one in sweeps) * (COST_OF_BOTH if alone.any() else 1)
-                best, found = min((best, found), (cost, sweeps), key=lambda way: way[0])
-        if not found:
+    def _colored(self, args: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """Return colours of rows and columns along which directions take the least time: of one mode, or of both."""
+        pattern, (m, n) = self.pattern, self.pattern.shape
+        missing: Any = functools.cache(lambda mode: self._function.missing(mode, args, m))
+        along: dict[Mode, SparsityPattern] = {"forward": pattern, "reverse": pattern.T}
+        least = {mode: COST[mode] * int(np.diff(one.indptr).max(initial=1)) for mode, one in along.items()}
+        best, found = math.inf, None
+        for mode in sorted(along, key=lambda mode: least[mode]):
+            if least[mode] < best and not missing(mode):
+                colors = color_columns(along[mode])
+                if COST[mode] * _number(colors) < best:
+                    best = COST[mode] * _number(colors)
+                    found = (np.full(m, -1), colors) if mode == "forward" else (colors, np.full(n, -1))
+        if found is None:
             raise missing("forward")
+        if best > COST_OF_BOTH * sum(COST.values()) and not any(map(missing, COST)):
+            both = color_both(pattern, row_cost=COST["reverse"], column_cost=COST["forward"])
+            rows, columns = map(_number, both)
+            if rows and columns and COST_OF_BOTH * (COST["reverse"] * rows + COST["forward"] * columns) < best and (
+                    rows + columns <= sum(map(_number, found))):  # fmt: skip
+                found = both
         return found
 
-    def _colored(self, mode: Mode, alone: np.ndarray) -> list[Sweeps]:
-        """Colour columns ("forward") or rows, but for entries of some lines across, which get directions alone."""
-        pattern, width = self.pattern, len(alone)
-        along, across = pattern.indices, pattern.row_of_entry
-        if mode == "reverse":
-            along, across = across, along
-        mine = ~alone[across]
-        colored = part_of(pattern, mine) if alone.any() else pattern
-        colors = color_columns(colored if mode == "forward" else colored.T)
-        places = colors[along[mine]] * width + across[mine]
-        if not alone.any():
-            return [Sweeps(mode, colors, np.flatnonzero(mine), places, None, width, self._step)]
-        beside = np.arange(_number(colors))[:, None] * width + np.flatnonzero(alone)
-        reached, each = np.append(places, beside), np.where(alone, np.cumsum(alone) - 1, -1)
-        places_alone, width_alone = each[across[~mine]] * len(colors) + along[~mine], len(colors)
-        return [
-            Sweeps(mode, colors, np.flatnonzero(mine), places, reached, width, self._step),
-            Sweeps(OTHER[mode], each, np.flatnonzero(~mine), places_alone, None, width_alone, self._step),
-        ]
+    def _sweeps_of(self, rows: np.ndarray, columns: np.ndarray) -> list[Sweeps]:
+        """Return directions along colours of rows and of columns."""
+        pattern, i, j = self.pattern, self.pattern.row_of_entry.astype(np.int64), self.pattern.indices.astype(np.int64)
+        by_column = sources(pattern, rows, columns) if (rows >= 0).any() else np.ones(pattern.nnz, bool)
+        ways: list[tuple[Mode, Any, Any, Any, Any]]
+        ways = [("forward", columns, j, i, by_column), ("reverse", rows, i, j, ~by_column)]
+        found = []
+        for mode, colors, along, across, mine in ways:
+            if _number(colors) or (mode == "forward" and not (rows >= 0).any()):
+                width, entries = pattern.shape[mode == "reverse"], np.flatnonzero(mine)
+                seen = colors[along] >= 0
+                reached = None if (seen == mine).all() else np.unique((colors[along] * width + across)[seen])
+                places = colors[along[mine]] * width + across[mine]
+                found.append(Sweeps(mode, colors, entries, places, reached, width, self._step))
+        return found
 
     @property
     def _step(self) -> int:
         """How many directions are computed together."""
-        return max(1, self._function.block_bytes // (8 * max(1, *self.pattern.shape)))
+        fit = max(1, self._function.block_bytes // (8 * max(1, *self.pattern.shape)))
+        return fit if self._chunk is None else min(fit, self._chunk)
 
     def values(self, *args: Any) -> Array:
         """Return the values at these arguments, in the order of the pattern's entries.
@@ -303,7 +333,7 @@ class SparseJacobian:
         ShapeError, DTypeError
             x, or the output of f, is not what it was.
         """
-        return self._at(args)
+        return self._at(self._checked_args(args))
 
     def batch(self, *args: Any) -> Array:
         """Return the values for a batch of x.
@@ -311,19 +341,114 @@ class SparseJacobian:
         Parameters
         ----------
         *args
-            The arguments of f, with x of shape (n, B), the batch last. The others are shared.
+            The arguments of f, with x of shape (n, B), the batch last, or trees of such arrays. The others are shared.
 
         Returns
         -------
         Array
             Shape (nnz, B).
         """
-        xs = self._checked_args(args)[self._argnum]
+        args = self._checked_args(args, batch=True)
+        xs = args[self._argnum]
         if getattr(xs, "ndim", 0) != 2:
             raise ShapeError("x is not a batch", expected=f"({self._size}, B)", got=np.shape(xs))
-        before, after = args[: self._argnum], args[self._argnum + 1 :]
-        samples = [self.values(*before, xs[:, b], *after) for b in range(xs.shape[1])]
-        return self._function.stacked(samples, (self.pattern.nnz, xs.shape[1]), xs)
+        if not xs.shape[1]:
+            return self._function.stacked([], (self.pattern.nnz, 0), xs)
+        first = self._with(args, xs[:, 0])
+        values, rest = self._at(first), xs.T[1:]  # checks, and compiles
+        found: Any = [None] * len(rest)
+        if self._tape is None and len(rest):
+            mapped = self._function.batch(self._swept, args, xs)
+            if mapped is not None:
+                return mapped
+        elif self._tape is not None and self._has_constants(args):
+            found = self._tape.batch(first, np.ascontiguousarray(rest))
+        samples = (self._at(self._with(args, x)) if own is None else own for x, own in zip(rest, found, strict=True))
+        return self._function.stacked(itertools.chain([values], samples), (self.pattern.nnz, xs.shape[1]), xs)
+
+    def _with(self, args: tuple[Any, ...], x: Any) -> tuple[Any, ...]:
+        return (*args[: self._argnum], x, *args[self._argnum + 1 :])
+
+    def jvp(self, v: Any, *args: Any) -> Any:
+        """Return the product with a vector, J v, without the matrix: one derivative along v.
+
+        Parameters
+        ----------
+        v
+            Of the shapes of x.
+        *args
+            The arguments of f.
+
+        Returns
+        -------
+        Array, or a tree of them
+            Of the shapes of y.
+        """
+        args = self._checked_args(args)
+        found = self._product("forward", args, self._flat.x.vector("v", v))
+        return (self._flat.x if self._scalar else self._flat.y).tree(found)
+
+    def vjp(self, w: Any, *args: Any) -> Any:
+        """Return the product with a vector from the left, wᵀJ, without the matrix: one reverse sweep.
+
+        Parameters
+        ----------
+        w
+            Of the shapes of y.
+        *args
+            The arguments of f.
+
+        Returns
+        -------
+        Array, or a tree of them
+            Of the shapes of x.
+        """
+        args = self._checked_args(args)
+        self._prepare(args)
+        w = (self._flat.x if self._scalar else self._flat.y).vector("w", w)
+        return self._flat.x.tree(self._product("reverse", args, w))
+
+    def _product(self, mode: Mode, args: tuple[Any, ...], v: Any) -> Any:
+        self._prepare(args)
+        if self._tape is not None:
+            matrix = self.pattern.to_scipy(self._at(args))
+            return (matrix if mode == "forward" else matrix.T) @ v
+        return (self._function.forward if mode == "forward" else self._function.reverse)(args, v[None])[0]
+
+    def value_and_jacobian(self, *args: Any) -> tuple[Any, Any]:
+        """Return what f returns, with the other data of ``has_aux=True``, and the Jacobian.
+
+        Parameters
+        ----------
+        *args
+            The arguments of f.
+
+        Returns
+        -------
+        value : Any
+            As f returns it.
+        matrix : scipy.sparse.csr_array
+            Shape (m, n).
+        """
+        args = self._checked_args(args)
+        matrix = self._matrix(args)
+        return self._function.outcome(args), matrix
+
+    def blocks(self, matrix: Any) -> Any:
+        """Split a matrix by the arrays of y and x.
+
+        Parameters
+        ----------
+        matrix
+            What a call returned, (m, n).
+
+        Returns
+        -------
+        tree of scipy.sparse.csr_array
+            In place of each array of y the tree of x, with the block of rows of the one and columns of the other.
+        """
+        x = self._flat.x
+        return (x if self._scalar else self._flat.y).blocks(matrix, x)
 
     def __call__(self, *args: Any, check: bool = False) -> Any:
         """Return the Jacobian at these arguments.
@@ -339,20 +464,28 @@ class SparseJacobian:
         Returns
         -------
         scipy.sparse.csr_array
-            Shape (m, n), with every entry of the pattern, even if it is 0.
+            Shape (m, n), with every entry of the pattern, even if it is 0. Rows are the elements of y, columns those of
+            x: one array of a tree behind the other, by the sorted keys of dictionaries, each in C order. With
+            ``has_aux=True``, the pair of this and the other data.
         """
         if check_flag("check", check):
             self._compared = False
-        matrix = self.pattern.to_scipy(self._function.to_numpy(self._at(args)), copy=True)
+        args = self._checked_args(args)
+        matrix = self._matrix(args)
         if check:
             self._check(matrix, args)
-        return matrix
+        return (matrix, self._function.outcome(args)[1]) if self._flat.has_aux else matrix
 
-    def _checked_args(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _matrix(self, args: tuple[Any, ...]) -> Any:
+        return self.pattern.to_scipy(self._function.to_numpy(self._at(args)), copy=True)
+
+    def _checked_args(self, args: tuple[Any, ...], batch: bool = False) -> tuple[Any, ...]:
+        """Check the arguments of f, and return those of the flat function."""
         if len(args) != self._count:
             raise OptionError("The function takes other arguments", expected=f"{self._count}", got=len(args))
         for number, arg in enumerate(args):
             check_plain(arg, f"Argument {number}")
+        args = self._flat.flat(args, batch)
         x = args[self._argnum]
         if not isinstance(x, np.ndarray) and _kind_of(x) is not type(self._function):
             raise DTypeError("x is of another library than before", expected="an array as x0, or of NumPy",
@@ -366,28 +499,32 @@ class SparseJacobian:
         return args
 
     def _at(self, args: tuple[Any, ...]) -> Array:
-        x = _checked(self._checked_args(args)[self._argnum])
+        self._prepare(args)
+        if self._tape is None or not self._has_constants(args):
+            return self._swept(args)
+        values, trusted = self._tape.values(args)
+        if values is None or not trusted:
+            found = self._swept(args)
+            if values is not None:
+                self._tape.compare(args, values, found)
+            return found
+        return values
+
+    def _prepare(self, args: tuple[Any, ...]) -> None:
+        """Check x, and compare the function with its trace, unless that was done."""
+        x = _checked(args[self._argnum])
         if len(x) != self._size:
             raise ShapeError("x has another length than before", expected=f"({self._size},)", got=tuple(x.shape))
         if not self._compared:
             self._function.compare(args)
             self._compared = True
-        if self._tape is None or not self._has_constants(args):
-            return self._swept(args, x)
-        values, trusted = self._tape.values(args)
-        if values is None or not trusted:
-            found = self._swept(args, x)
-            if values is not None:
-                self._tape.compare(args, values, found)
-            return found
-        return values
 
     def _has_constants(self, args: tuple[Any, ...]) -> bool:
         """Return whether constants among the arguments are those of the tape, also the values of sparse matrices."""
         return all(kept is None or _unchanged(kept, arg, exact=True)
                    for kept, arg in zip(self._constants or (), args, strict=False))  # fmt: skip
 
-    def _swept(self, args: tuple[Any, ...], x: Any) -> Array:
+    def _swept(self, args: tuple[Any, ...]) -> Array:
         """Return the values by directions, one for each colour."""
         parts, entries = [], []
         for sweeps in self._sweeps:
@@ -402,7 +539,7 @@ class SparseJacobian:
                     )  # fmt: skip
                 parts.append(values)
                 entries.append(whose)
-        return self._function.joined(parts, entries, x)
+        return self._function.joined(parts, entries, args[self._argnum])
 
     def _check(self, matrix: Any, args: tuple[Any, ...]) -> None:
         rng, f = np.random.default_rng(0), self._function
@@ -457,16 +594,54 @@ class SparseHessian(SparseJacobian):
 
     _scalar = True
 
-    def _planned(self, args: tuple[Any, ...]) -> list[Sweeps]:
+    def hvp(self, v: Any, *args: Any) -> Any:
+        """Return the product with a vector, H v, without the matrix: one derivative of the gradient, along v.
+
+        Parameters
+        ----------
+        v
+            Of the shapes of x.
+        *args
+            The arguments of g.
+
+        Returns
+        -------
+        Array, or a tree of them
+            Of the shapes of x.
+        """
+        return self.jvp(v, *args)
+
+    def value_and_hessian(self, *args: Any) -> tuple[Any, Any]:
+        """Return what g returns, with the other data of ``has_aux=True``, and the Hessian.
+
+        Parameters
+        ----------
+        *args
+            The arguments of g.
+
+        Returns
+        -------
+        value : Any
+            As g returns it.
+        matrix : scipy.sparse.csr_array
+            Shape (n, n).
+        """
+        return self.value_and_jacobian(*args)
+
+    def _colored(self, args: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
         """Colour stars; products with the matrix and with its transpose are the same."""
-        pattern, missing = self.pattern, self._function.missing("forward", args, self._size)
+        missing = self._function.missing("forward", args, self._size)
         if missing and self._function.missing("reverse", args, self._size):
             raise missing
-        colors = color_symmetric(pattern)
+        colors, none = color_symmetric(self.pattern), np.full(self._size, -1)
+        return (colors, none) if missing else (none, colors)
+
+    def _sweeps_of(self, rows: np.ndarray, columns: np.ndarray) -> list[Sweeps]:
+        pattern, colors = self.pattern, np.maximum(rows, columns)
+        mode: Mode = "reverse" if _number(rows) else "forward"
         rows, color = star_sources(pattern, colors)
         reached = np.sort(colors[pattern.indices] * self._size + pattern.row_of_entry)
         reached = reached[np.diff(reached, prepend=-1) > 0]
-        mode: Mode = "reverse" if missing else "forward"
         entries = np.arange(pattern.nnz)
         return [Sweeps(mode, colors, entries, color * self._size + rows, reached, self._size, self._step)]
 
@@ -567,7 +742,19 @@ def _number(colors: np.ndarray) -> int:
 _FLOATS = frozenset(map(np.dtype, ("float32", "float64")))
 
 
-def _checked(x: Any) -> Any:
+def _check_leaves(tree: Any) -> None:
+    """Check that a tree consists of arrays of floats, of one dtype."""
+    leaves = flattened(tree)[0]
+    if not leaves:
+        raise ShapeError("x has no arrays", expected="a vector, or a tree of arrays", got=shown(tree))
+    dtypes = {str(getattr(leaf, "dtype", type(leaf).__name__)).removeprefix("torch.") for leaf in leaves}
+    if len(dtypes) > 1:
+        raise DTypeError("The arrays of x have different dtypes", expected="one", got=", ".join(sorted(dtypes)))
+    for leaf in leaves:
+        _checked(leaf, dimensions=False)
+
+
+def _checked(x: Any, dimensions: bool = True) -> Any:
     """Check that x is a vector of floats."""
     if getattr(x, "dtype", None) in _FLOATS and x.ndim == 1:  # the names of dtypes take a few microseconds
         return x
@@ -575,7 +762,7 @@ def _checked(x: Any) -> Any:
     if not hasattr(x, "shape") or dtype not in ("float32", "float64"):
         raise DTypeError("x is not an array of floats", expected="an array of NumPy or JAX or a tensor, float32 or "
                          "float64", got=dtype)  # fmt: skip
-    if x.ndim != 1:
+    if dimensions and x.ndim != 1:
         raise ShapeError("x is not a vector", expected="(n,)", got=tuple(x.shape),
                          remedy="Pass x.ravel(), and reshape inside the function")  # fmt: skip
     return x
@@ -591,6 +778,9 @@ class Differentiable(Protocol):
 
     def pattern(self, args: tuple[Any, ...]) -> SparsityPattern:
         """Find the pattern."""
+
+    def digest(self, args: tuple[Any, ...]) -> str:
+        """Return what tells whether a pattern is this function's."""
 
     def varies(self, place: int, arg: Any) -> bool:
         """Return whether the pattern holds for other values of this argument."""
@@ -622,7 +812,13 @@ class Differentiable(Protocol):
     def joined(self, parts: list[Any], entries: list[np.ndarray], x: Any) -> Any:
         """Return the values of all blocks; `entries`: whose values each block has."""
 
-    def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> Any:
+    def outcome(self, args: tuple[Any, ...]) -> Any:
+        """Return what f returns, with other data."""
+
+    def batch(self, values: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...], xs: Any) -> Any:
+        """Return the values at the columns of xs by one mapped call of a function of the arguments, or None."""
+
+    def stacked(self, samples: Iterable[Any], shape: tuple[int, int], like: Any) -> Any:
         """Return samples as columns."""
 
     def to_numpy(self, values: Any) -> np.ndarray:

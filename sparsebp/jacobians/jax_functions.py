@@ -7,8 +7,10 @@ f finds outside its arguments is fixed when it is compiled, at the first call.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import re
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Literal
 
@@ -19,7 +21,9 @@ from jax.extend import core
 
 from sparsebp.core.errors import DTypeError, MissingDependencyError, ShapeError, SparseBPError, TracingError
 from sparsebp.jacobians.numpy_functions import NumpyFunction
+from sparsebp.jacobians.stored import FORMAT, digest_of
 from sparsebp.jacobians.tracing import check_length, pattern_of
+from sparsebp.jacobians.trees import FlatFunction
 from sparsebp.patterns.pattern import SparsityPattern
 
 REFUSALS = (jax.errors.JAXTypeError, jax.errors.JAXIndexError, NotImplementedError)
@@ -34,20 +38,25 @@ class JaxFunction(NumpyFunction):
 
     compiled, block_bytes = True, 1 << 26  # XLA fuses what is elementwise: fewer arrays than in NumPy
 
-    def __init__(self, f: Callable[..., Any], argnum: int, scalar: bool) -> None:
+    def __init__(self, f: FlatFunction, argnum: int, scalar: bool) -> None:
         super().__init__(f, argnum, scalar)
         self._given: list[int] = []
         self._runs: dict[Any, Any] = {}
 
-    def _split(self, args: tuple[Any, ...]) -> tuple[Callable[..., Any], list[Any]]:
-        """Return the function of x and of arguments that may vary, and these; of a scalar function, its gradient."""
+    def _varying(self, args: tuple[Any, ...]) -> list[Any]:
+        """Return x and the arguments that may vary."""
+        if not self._given:
+            others = (i for i, arg in enumerate(args) if i != self.argnum and self.varies(i, arg))
+            self._given = [self.argnum, *others]
         x = args[self.argnum]
-        others = (i for i, arg in enumerate(args) if i != self.argnum and self.varies(i, arg))
-        places = self._given = self._given or [self.argnum, *others]
         if isinstance(x, np.ndarray) and jnp.result_type(x) != x.dtype:
             raise DTypeError("JAX has no float64 here", expected="float32", got=x.dtype,
                              remedy='Set jax.config.update("jax_enable_x64", True)')  # fmt: skip
+        return [args[i] for i in self._given]
 
+    def _split(self, args: tuple[Any, ...]) -> tuple[Callable[..., Any], list[Any]]:
+        """Return the function of x and of arguments that may vary, and these; of a scalar function, its gradient."""
+        given_now, places = self._varying(args), self._given
         fixed = [None if i in places else arg for i, arg in enumerate(args)]  # keeps no tracers
 
         def of_some(*given: Any) -> jax.Array:
@@ -56,7 +65,7 @@ class JaxFunction(NumpyFunction):
                 whole[place] = value
             y = self.f(*whole)
             try:
-                y = jnp.stack([jnp.asarray(v) for v in y]) if isinstance(y, (list, tuple)) and y else jnp.asarray(y)
+                y = jnp.asarray(y)
             except (TypeError, ValueError) as error:
                 raise DTypeError("The function does not return an array", expected="a vector (m,)",
                                  got=type(y).__name__) from error  # fmt: skip
@@ -72,7 +81,7 @@ class JaxFunction(NumpyFunction):
                 )  # fmt: skip
             return y
 
-        return jax.grad(of_some) if self.scalar else of_some, [args[i] for i in places]
+        return jax.grad(of_some) if self.scalar else of_some, given_now
 
     def pattern(self, args: tuple[Any, ...]) -> SparsityPattern:
         """Ask asdex; other arguments of floats are arrays that depend on no input."""
@@ -94,6 +103,13 @@ class JaxFunction(NumpyFunction):
             raise TracingError("asdex does not find the pattern of the function", remedy="Pass pattern=",
                                got=f"{type(error).__name__}: {error}") from error  # fmt: skip
         return pattern_of(csr_array((np.ones(found.nnz, bool), (found.rows, found.cols)), found.shape), self.scalar)
+
+    def digest(self, args: tuple[Any, ...]) -> str:
+        """Return the digest of the jaxpr, and of the version of asdex."""
+        f, given = self._split(args)
+        with _tracing(), np.printoptions(threshold=sys.maxsize):
+            closed = jax.make_jaxpr(lambda *given: f(*given))(*given)  # noqa: PLW0108 (a cache)
+            return digest_of(FORMAT, _version("asdex"), self.scalar, str(closed), *_constants_of(closed)).hex()
 
     def tape(self, pattern: SparsityPattern) -> None:
         """There is none."""
@@ -168,18 +184,18 @@ class JaxFunction(NumpyFunction):
         values, wrong = self._run(id(places), program, args, *(() if kept else (seeds,)))
         if wrong is not None and any(isinstance(found, jax.core.Tracer) for found in (wrong, values)):
             values = values * jnp.where(wrong, jnp.nan, 1).astype(values.dtype)  # whose derivatives are NaN, too
-        elif wrong is not None and wrong:
+        elif wrong is not None and np.asarray(wrong):
             block = self.forward(args, seeds) if mode == "forward" else self.reverse(args, seeds)
             return values, self.taken(np.asarray(block), places, reached)[1]
         return values, None
 
     def _run(self, key: Any, make: Callable[..., Any], args: tuple[Any, ...], *seeds: np.ndarray) -> Any:
         """Run what `make` makes of f, compiled the first time: constants among the arguments may not change later."""
-        f, given = self._split(args)
-        if key not in self._runs:
-            self._runs[key] = jax.jit(make(f))
+        run, given = self._runs.get(key), self._varying(args)
+        if run is None:
+            run = self._runs[key] = jax.jit(make(self._split(args)[0]))
         with _tracing():
-            return self._runs[key](*seeds, *given)
+            return run(*seeds, *given)
 
     def joined(self, parts: list[Any], entries: list[np.ndarray], x: Any) -> Any:
         """Return the values of all blocks, an array of the kind of x and on its device."""
@@ -190,12 +206,36 @@ class JaxFunction(NumpyFunction):
             found = found.at[np.concatenate([np.zeros(0, int), *entries])].set(found)
         return np.array(found) if isinstance(x, np.ndarray) and not isinstance(found, jax.core.Tracer) else found
 
-    def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> Any:
+    def outcome(self, args: tuple[Any, ...]) -> Any:
+        """Return what f returns, with other data."""
+        return self.f.outcome(*args[: self.argnum], jnp.asarray(args[self.argnum]), *args[self.argnum + 1 :])
+
+    def batch(self, values: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...], xs: Any) -> Any:
+        """Return the values at the columns of xs, by one compiled program; errors are raised by a call of their own."""
+        given, places = self._varying(args), self._given
+        if "batch" not in self._runs:
+            fixed = [None if i in places else arg for i, arg in enumerate(args)]
+
+            def run(*given: Any) -> Any:
+                whole = list(fixed)
+                for place, value in zip(places, given, strict=True):
+                    whole[place] = value
+                return values(tuple(whole))
+
+            self._runs["batch"] = jax.jit(jax.vmap(run, (1, *(None,) * (len(places) - 1)), 1))
+        with _tracing():
+            found = self._runs["batch"](jnp.asarray(xs), *given[1:])
+        if isinstance(found, jax.core.Tracer):
+            return found
+        for column in np.flatnonzero(np.isnan(found).any(axis=0)).tolist():
+            values((*args[: self.argnum], xs[:, column], *args[self.argnum + 1 :]))
+        return np.array(found) if isinstance(xs, np.ndarray) else found
+
+    def stacked(self, samples: Iterable[Any], shape: tuple[int, int], like: Any) -> Any:
         """Return samples as columns."""
-        if isinstance(like, np.ndarray) or not samples:
-            found = super().stacked(samples, shape, like)
-            return found if isinstance(like, np.ndarray) else jnp.asarray(found)
-        return jnp.stack(samples, axis=1)
+        if isinstance(like, np.ndarray):
+            return super().stacked(samples, shape, like)
+        return jnp.stack(list(samples), axis=1) if shape[1] else jnp.zeros(shape, like.dtype)
 
     def to_numpy(self, values: Any) -> np.ndarray:
         """Return values on the host."""
@@ -235,6 +275,28 @@ def _inlined(jaxpr: Any, constants: Any, *args: Any) -> list[Any]:
             found = found if eqn.primitive.multiple_results else [found]
         values.update(zip(eqn.outvars, found, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _constants_of(found: Any) -> Iterator[Any]:
+    """Yield the constants of a jaxpr, and of those inside."""
+    if isinstance(found, core.ClosedJaxpr):
+        for value in found.consts:
+            key = jnp.issubdtype(value.dtype, jax.dtypes.extended)
+            yield np.asarray(jax.random.key_data(value) if key else value)
+        found = found.jaxpr
+    if isinstance(found, (list, tuple)):
+        for one in found:
+            yield from _constants_of(one)
+    elif isinstance(found, core.Jaxpr):
+        for eqn in found.eqns:
+            yield from _constants_of(list(eqn.params.values()))
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import string
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ from sparsebp.core import backend
 from sparsebp.core.check import shown
 from sparsebp.core.errors import DTypeError, ShapeError, SparseBPError, TracingError
 from sparsebp.jacobians import tracing
+from sparsebp.jacobians.stored import Digests
 from sparsebp.jacobians.tape import TapeDerivatives
 from sparsebp.jacobians.tracing import (
     Duals,
@@ -33,6 +35,7 @@ from sparsebp.jacobians.tracing import (
     gradient,
     level_of,
     lift,
+    matrix_product,
     moved,
     plain,
     pullback,
@@ -42,6 +45,7 @@ from sparsebp.jacobians.tracing import (
     selection,
     wrapped,
 )
+from sparsebp.jacobians.trees import FlatFunction
 from sparsebp.patterns.pattern import SparsityPattern
 
 # mypy: disable-error-code="call-overload"
@@ -279,7 +283,9 @@ def _keep(y: Any, shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool)
     return np.reshape(y, [1 if a in axes else n for a, n in enumerate(shape)]) if keepdims else y
 
 
-def sum_of(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+def sum_of(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False,
+           where: Any = True) -> Any:  # fmt: skip
+    a = a if where is True else np.where(where, a, np.zeros((), a.dtype))
     axes, level = _axes(axis, a.ndim), level_of(a)
     shape = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
 
@@ -295,9 +301,12 @@ def sum_of(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdim
     return _keep(found, a.shape, axes, keepdims)
 
 
-def mean(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-    count = math.prod(a.shape[i] for i in _axes(axis, a.ndim))
-    return sum_of(a, axis, dtype, out, keepdims) / count
+def mean(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False,
+         where: Any = True) -> Any:  # fmt: skip
+    count: Any = math.prod(a.shape[i] for i in _axes(axis, a.ndim))
+    if where is not True:
+        count = np.sum(np.broadcast_to(where, a.shape), axis=axis, keepdims=keepdims)
+    return sum_of(a, axis, dtype, out, keepdims, where) / count
 
 
 def var(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0, keepdims: bool = False) -> Any:
@@ -316,7 +325,9 @@ def _factors(a: Any, dtype: Any) -> Any:
     return a if a.dtype == dtype else a.astype(dtype)
 
 
-def product_of(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+def product_of(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False,
+               where: Any = True) -> Any:  # fmt: skip
+    a = a if where is True else np.where(where, a, np.ones((), a.dtype))
     a, axes = _factors(a, dtype), _axes(axis, a.ndim)
     x = _last(a, axes)
     while x.shape[-1] > 1:  # halves times halves: exact where factors are zero
@@ -379,7 +390,14 @@ def cumprod(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any
     return np.moveaxis(x, 0, axis)
 
 
-def diff(a: Any, n: int = 1, axis: int = -1) -> Any:
+def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
+    a = raw(lift(a))
+    if prepend is not None or append is not None:
+        one = [1 if k == axis % a.ndim else size for k, size in enumerate(a.shape)]
+        prepend, append = (None if end is None else raw(lift(end)) for end in (prepend, append))
+        prepend, append = (np.broadcast_to(end, one) if end is not None and end.ndim == 0 else end
+                           for end in (prepend, append))  # fmt: skip
+        a = np.concatenate([part for part in (prepend, a, append) if part is not None], axis)
     x, step = np.moveaxis(a, axis, 0), np.not_equal if a.dtype == bool else np.subtract
     for _ in range(n):
         x = step(x[1:], x[:-1])
@@ -472,32 +490,69 @@ def _index(name: str) -> Any:
 
 def _fft(name: str) -> Any:
     def transform(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
-        function = getattr(np.fft, name)
-        level, axis = level_of(a), _axes(axis, a.ndim)[0]
-        value = function(raw_at(level, a), n, axis, norm)
+        function, axis = getattr(np.fft, name), _axes(axis, a.ndim)[0]
+        size = n or (2 * (a.shape[axis] - 1) if name == "irfft" else a.shape[axis])
+        a = _resized(a, size // 2 + 1 if name == "irfft" else size, axis)
+        level = level_of(a)
+        value = function(raw_at(level, a), size, axis, norm)
         if isinstance(level, Sets):
             total = sum_of(a, axis, keepdims=True)
             return wrapped(level, value, lambda v: level.elementwise(v.shape, v.dtype, [(total, lambda: 1)]))
+
+        def pull(adjoint: Any) -> Any:
+            """Return the product with the transposed matrix; of the whole transforms, they are symmetric."""
+            if name == "rfft":
+                return np.fft.fft(_resized(adjoint, size, axis), size, axis, norm)
+            if name != "irfft":
+                return function(adjoint, size, axis, norm)
+            twice = np.full((a.shape[axis], *(1,) * (a.ndim - axis - 1)), 2.0)
+            twice[0] = twice[size / 2 == np.arange(len(twice))] = 1
+            inverse = {None: "forward", "backward": "forward", "forward": "backward"}.get(norm, norm)
+            return np.conjugate(np.fft.rfft(adjoint, size, axis, inverse)) * twice
+
         return wrapped(level, value, lambda v: level.linear(
-            a, v.shape, v.dtype, lambda t: function(t, n, axis + 1, norm), None, None))  # fmt: skip
+            a, v.shape, v.dtype, lambda t: function(t, size, axis + 1, norm), pull, None))  # fmt: skip
 
     return transform
+
+
+def _resized(a: Any, size: int, axis: int) -> Any:
+    """Return an array with another length: cut, or with zeros behind."""
+    if size <= a.shape[axis]:
+        return a if size == a.shape[axis] else a[(slice(None),) * axis + (slice(size),)]
+    return np.pad(a, [(0, size - n if k == axis else 0) for k, n in enumerate(a.shape)])
 
 
 def _part(name: str) -> Any:
     def part(val: Any) -> Any:
         if val.dtype.kind != "c":
-            return val if name == "real" else np.zeros(val.shape, val.dtype)
+            return val if name != "imag" else np.zeros(val.shape, val.dtype)
         level = level_of(val)
-        value = getattr(np, name)(raw_at(level, val))
+        function = getattr(np, name)
+        value = function(raw_at(level, val))
 
         def structure() -> Any:
             n = np.arange(val.size)
             return selection(n, n, (val.size, val.size))
 
-        return wrapped(level, value, lambda v: level.linear(val, v.shape, v.dtype, getattr(np, name), None, structure))
+        def pull(adjoint: Any) -> Any:
+            return np.conjugate(adjoint) if name == "conjugate" else adjoint * (1 if name == "real" else -1j)
+
+        return wrapped(level, value, lambda v: level.linear(val, v.shape, v.dtype, function, pull, structure))
 
     return part
+
+
+def absolute(z: Any) -> Any:
+    """Return the absolute value of complex numbers, with a slope of 0 at 0, as of real ones."""
+    a, b = np.real(z), np.imag(z)
+    away = (a != 0) | (b != 0)
+    return np.where(away, np.hypot(np.where(away, a, 1), b), 0)
+
+
+def angle(z: Any, deg: bool = False) -> Any:
+    found = np.arctan2(np.imag(z), np.real(z))
+    return found * (180 / math.pi) if deg else found
 
 
 # Contractions.
@@ -643,9 +698,12 @@ def trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     vectors = x.ndim == 1 if axis is None else not isinstance(axis, tuple)
-    _check_real("linalg.norm", x)
-    if ord in (1, math.inf) and vectors:
-        return (sum_of if ord == 1 else max_of)(np.abs(x), -1 if axis is None else axis, keepdims=keepdims)
+    if x.dtype.kind == "c":
+        x = np.abs(x)
+    if vectors and ord in (math.inf, -math.inf):
+        return (max_of if ord > 0 else min_of)(np.abs(x), -1 if axis is None else axis, keepdims=keepdims)
+    if vectors and isinstance(ord, (int, float)) and ord not in (0, 2):
+        return sum_of(np.abs(x) ** ord, -1 if axis is None else axis, keepdims=keepdims) ** (1 / ord)
     if ord not in (None, 2, "fro") or (ord == 2 and not vectors) or (ord == "fro" and vectors):
         raise refused(f"numpy.linalg.norm with ord={ord!r}", "Write the norm with sums")
     return np.sqrt(sum_of(np.square(x), axis, keepdims=keepdims))
@@ -653,38 +711,126 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
 
 def solve(a: Any, b: Any) -> Any:
     a, b = raw(lift(a)), raw(lift(b))
-    if a.ndim != 2 or b.ndim not in (1, 2):
-        raise refused("numpy.linalg.solve of stacks of matrices", "Solve one system at a time")
+    if b.ndim == 1:
+        return solve(a, b[:, None])[..., 0]
+    lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = (x if x.shape[:-2] == lead else np.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (a, b))
     level = level_of(a, b)
-    matrix, wide = raw_at(level, a), b.shape[1:]
+    matrix, (n, k) = raw_at(level, a), b.shape[-2:]
     if level.records:
         return wrapped(level, b, lambda v: level.jump("linalg.solve"))
     if matrix is not a:  # x = x0 + A0⁻¹ (b - A x0), with A0 and x0 constant: the right value and the right slope
-        start = np.linalg.solve(matrix, raw_at(level, b))
-        start = np.ones(b.shape) if isinstance(level, Sets) else start  # no zero of it is one for all x
-        return start + solve(matrix, b - a @ start)
+        start = np.ones(b.shape) if isinstance(level, Sets) else np.linalg.solve(matrix, raw_at(level, b))
+        return start + solve(matrix, b - a @ start)  # ones, since no zero of x0 is one for all x
 
     def push(t: np.ndarray) -> np.ndarray:
-        right = np.moveaxis(t, 0, -1).reshape(t.shape[1], math.prod(wide) * len(t))
-        columns = np.linalg.solve(matrix, right)
+        columns = np.linalg.solve(matrix, t)
         with np.errstate(all="ignore"):
             if not finite(columns):
-                columns = careful_einsum("jk,ij->ik", right, np.linalg.inv(matrix), True)
-        return np.moveaxis(columns.reshape(len(matrix), *wide, len(t)), -1, 0)
+                columns = careful_einsum("p...jk,...ij->p...ik", t, np.linalg.inv(matrix), True)
+        return columns
 
     def structure() -> Any:
         from scipy.sparse import csr_array, eye_array, kron
 
-        Sets.check(a.size * math.prod(wide))
-        return kron(csr_array(np.ones(a.shape, bool)), eye_array(math.prod(wide), dtype=bool), format="csr")
+        blocks = math.prod(lead)
+        Sets.check(blocks * n * n * k)
+        block = kron(csr_array(np.ones((n, n), bool)), eye_array(k, dtype=bool), format="csr")
+        return kron(eye_array(blocks, dtype=bool), block, format="csr")
 
-    value = np.linalg.solve(matrix, raw_at(level, b))
-    pull = lambda adjoint: np.linalg.solve(np.transpose(matrix), adjoint)  # noqa: E731
+    value = np.ones(b.shape) if isinstance(level, Sets) else np.linalg.solve(matrix, raw_at(level, b))
+    pull = lambda adjoint: np.linalg.solve(np.swapaxes(matrix, -1, -2), adjoint)  # noqa: E731
     return wrapped(level, value, lambda v: level.linear(b, v.shape, v.dtype, push, pull, structure))
 
 
 def inv(a: Any) -> Any:
-    return solve(a, np.eye(len(a), dtype=a.dtype))
+    return solve(a, np.eye(a.shape[-1], dtype=a.dtype))
+
+
+def det(a: Any) -> Any:
+    n = a.shape[-1]
+    if n > 3:
+        sign, log = slogdet(a)
+        return sign * np.exp(log)
+    if n < 2:
+        return a[..., 0, 0] if n else np.ones(a.shape[:-2], a.dtype)
+    r, s = a[..., 0, :], a[..., 1, :]
+    pairs = ((0, 1),) if n == 2 else ((1, 2), (2, 0), (0, 1))
+    minors = [r[..., i] * s[..., j] - r[..., j] * s[..., i] for i, j in pairs]
+    return minors[0] if n == 2 else sum(m * a[..., 2, k] for k, m in enumerate(minors))
+
+
+def slogdet(a: Any) -> Any:
+    """Return sign and logarithm; the slope of the latter is the transposed inverse."""
+    level = level_of(a)
+    matrix = raw_at(level, a)
+    if level.records:
+        return wrapped(level, a[..., 0, 0], lambda v: level.jump("linalg.slogdet"))
+    if isinstance(level, Sets):
+        total = sum_of(a, (-2, -1))
+        return SLOGDET(np.ones(total.shape), total)
+    sign, log = np.linalg.slogdet(matrix)
+    slope = np.swapaxes(np.linalg.inv(matrix), -1, -2)
+    return SLOGDET(sign, log + sum_of(slope * (a - matrix), (-2, -1)))
+
+
+SLOGDET: Any = type(np.linalg.slogdet(np.eye(1)))
+
+
+def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: Any = None) -> Any:
+    axisa, axisb, axisc = (axisa, axisb, axisc) if axis is None else (axis,) * 3
+    a, b = np.moveaxis(raw(lift(a)), axisa, -1), np.moveaxis(raw(lift(b)), axisb, -1)
+    if a.shape[-1] != 3 or b.shape[-1] != 3:
+        raise refused("numpy.cross of vectors in a plane", "Write x[0] * y[1] - x[1] * y[0]")
+    parts = [a[..., i] * b[..., j] - a[..., j] * b[..., i] for i, j in ((1, 2), (2, 0), (0, 1))]
+    return np.moveaxis(np.stack(parts, axis=-1), -1, axisc)
+
+
+def nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
+    _check_real("nan_to_num", x)
+    if not copy:
+        raise refused("numpy.nan_to_num with copy=False", "Assign the result")
+    ends = np.finfo(x.dtype)
+    infinite = np.isinf(x)
+    for mask, value in ((np.isnan(x), nan), (infinite & (x > 0), ends.max if posinf is None else posinf),
+                        (infinite & (x < 0), ends.min if neginf is None else neginf)):  # fmt: skip
+        x = np.where(mask, np.asarray(value, x.dtype), x)
+    return x
+
+
+def polyval(p: Any, x: Any) -> Any:
+    p, x = raw(lift(p)), raw(lift(x))
+    y = np.zeros_like(x)
+    for k in range(len(p)):
+        y = y * x + p[k]
+    return y
+
+
+def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Any:
+    if isinstance(x, Traced):
+        raise refused("numpy.bincount of numbers that depend on x", "Its weights may")
+    x = np.asarray(x)
+    size = max(minlength, int(x.max(initial=-1)) + 1)
+    if x.ndim != 1 or x.shape != weights.shape or x.min(initial=0) < 0 or x.dtype.kind not in "iu":
+        raise ValueError(f"bincount: {x.dtype} of shape {x.shape}, with weights of shape {weights.shape}")
+    return matrix_product(selection(x, np.arange(len(x)), (size, len(x))), weights).astype(float)
+
+
+def reduceat(ufunc: Any, array: Any, indices: Any, axis: int = 0) -> Any:
+    if isinstance(indices, Traced):
+        raise refused(f"numpy.{ufunc.__name__}.reduceat with indices that depend on x", "Use constant ones")
+    x, starts = np.moveaxis(array, axis, 0), np.asarray(indices)
+    ends = np.maximum(np.append(starts[1:], len(x)), starts + 1)
+    if starts.ndim != 1 or (len(starts) and not 0 <= starts.min() <= starts.max() < len(x)):
+        raise IndexError(f"index out of bounds for {len(x)} elements in reduceat")
+    if ufunc is np.add:
+        rows = np.repeat(np.arange(len(starts)), ends - starts)
+        columns = np.arange(len(rows)) - np.repeat(np.cumsum(ends - starts) - ends, ends - starts)
+        sums = matrix_product(selection(rows, columns, (len(starts), len(x))), np.reshape(x, (len(x), -1)))
+        found = np.reshape(sums, (len(starts), *x.shape[1:]))
+    else:
+        found = np.stack([ufunc.reduce(x[a:b]) for a, b in zip(starts.tolist(), ends.tolist(), strict=True)])
+    return np.moveaxis(found, 0, axis)
 
 
 def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None) -> Any:
@@ -711,12 +857,15 @@ tracing.FUNCTIONS |= {
     "gradient": numpy_gradient, "trapezoid": trapezoid, "clip": clip, "where": where, "sort": sort,
     "einsum": einsum, "dot": dot, "tensordot": tensordot, "inner": inner, "outer": outer, "vdot": vdot,
     "kron": kron, "convolve": convolve, "trace": trace, "interp": interp, "real": _part("real"), "imag": _part("imag"),
+    "angle": angle, "cross": cross, "nan_to_num": nan_to_num,
+    "polyval": polyval, "bincount": bincount, "linalg.det": det, "linalg.slogdet": slogdet,
     "linalg.norm": norm, "linalg.solve": solve, "linalg.inv": inv, "matmul": matmul,
     **{name: nothing_like(name) for name in ("zeros_like", "empty_like", "ones_like", "full_like")},
     **{name: _index(name) for name in ("argmax", "argmin", "argsort", "all", "any", "round")},
     **{name: about(name) for name in ("shape", "ndim", "size", "iscomplexobj", "isrealobj", "result_type")},
     **{f"fft.{name}": _fft(name) for name in ("fft", "ifft", "rfft", "irfft")},
 }  # fmt: skip
+tracing.COMPOSED |= {"conjugate": _part("conjugate"), "absolute": absolute, "reduceat": reduceat}
 tracing.MOVERS |= {**{name: _moving(name) for name in MOVES}, "select": numpy_select}
 
 
@@ -728,7 +877,7 @@ class NumpyFunction:
 
     compiled, block_bytes = False, 1 << 22  # while they stay in the cache
 
-    def __init__(self, f: Callable[..., Any], argnum: int, scalar: bool) -> None:
+    def __init__(self, f: FlatFunction, argnum: int, scalar: bool) -> None:
         self.f, self.argnum, self.scalar = f, argnum, scalar
         self._pools: list[Pool] = []
 
@@ -763,9 +912,18 @@ class NumpyFunction:
         return of
 
     def pattern(self, args: tuple[Any, ...]) -> SparsityPattern:
-        """Find the pattern with index sets; other arguments of floats are arrays that depend on no input."""
+        """Find the pattern with index sets."""
+        level = Sets(args[self.argnum].size)
+        return level.pattern(self._traced(args, level), self.scalar)
+
+    def digest(self, args: tuple[Any, ...]) -> str:
+        """Return the digest of the pattern."""
+        level = Digests(args[self.argnum].size)
+        return level.digest(self._traced(args, level), self.scalar)
+
+    def _traced(self, args: tuple[Any, ...], level: Sets) -> Any:
+        """Return what the result carries; other arguments of floats are arrays that depend on no input."""
         x = args[self.argnum]
-        level = Sets(x.size)
 
         def unknown(value: Any) -> Any:
             if not self.varies(-1, value):
@@ -777,11 +935,11 @@ class NumpyFunction:
         y = _output(self.of_x(tuple(map(unknown, args)))(level.input(np.array(x))))
         if level.refusals:  # f caught it
             raise level.refusals[0]
-        return level.pattern(y.carried if isinstance(y, Traced) else level.nothing(y.shape, y.dtype), self.scalar)
+        return y.carried if isinstance(y, Traced) else level.nothing(y.shape, y.dtype)
 
     def tape(self, pattern: SparsityPattern) -> TapeDerivatives | None:
         """Return derivatives by a compiled tape, not planned yet."""
-        return TapeDerivatives(self.f, self.recorded, self.argnum, self.varies, pattern, self.scalar)
+        return TapeDerivatives(self.f.f, self.recorded, self.argnum, self.varies, pattern, self.scalar, self.pattern)
 
     def recorded(self, *args: Any) -> Any:
         """Return what f returns: a vector, or of a scalar function a scalar."""
@@ -888,9 +1046,22 @@ class NumpyFunction:
             found[mine] = part
         return found
 
-    def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> np.ndarray:
+    def outcome(self, args: tuple[Any, ...]) -> Any:
+        """Return what f returns, with other data."""
+        return self.f.outcome(*args[: self.argnum], np.array(args[self.argnum]), *args[self.argnum + 1 :])
+
+    def batch(self, values: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...], xs: Any) -> Any:
+        """There is no mapped call in NumPy."""
+
+    def stacked(self, samples: Iterable[Any], shape: tuple[int, int], like: Any) -> np.ndarray:
         """Return samples as columns."""
-        return np.stack(samples, axis=1) if samples else np.zeros(shape, like.dtype)
+        found, samples = None, iter(samples)
+        for first in range(0, shape[1], 8):  # of which the memory is used again
+            part = list(itertools.islice(samples, 8))
+            found = np.empty(shape, part[0].dtype) if found is None else found
+            for k in range(0, shape[0], 512):  # numbers of each, that stay in the cache
+                found[k : k + 512, first : first + len(part)] = np.array([one[k : k + 512] for one in part]).T
+        return np.zeros(shape, like.dtype) if found is None else found
 
     def to_numpy(self, values: Any) -> np.ndarray:
         """Return the array itself."""

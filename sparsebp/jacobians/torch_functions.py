@@ -9,11 +9,12 @@ decomposes them into these.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import operator
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -25,8 +26,10 @@ from sparsebp.core.check import shown
 from sparsebp.core.errors import DTypeError, ShapeError, SparseBPError, TracingError
 from sparsebp.core.locks import forkable_lock
 from sparsebp.jacobians import numpy_functions  # noqa: F401  (functions of traced arrays)
+from sparsebp.jacobians.stored import Digests
 from sparsebp.jacobians.tracing import Sets, Traced, check_length, refused, selection
-from sparsebp.patterns.builders import conv_pattern, conv_transpose_pattern
+from sparsebp.jacobians.trees import FlatFunction
+from sparsebp.patterns.builders import adaptive_pool_pattern, conv_pattern, conv_transpose_pattern, pool_pattern
 from sparsebp.patterns.pattern import SparsityPattern
 
 with warnings.catch_warnings():  # forward mode imports it at its first use, and it warns
@@ -57,7 +60,7 @@ class TorchFunction:
 
     compiled, block_bytes = False, 1 << 22
 
-    def __init__(self, f: Callable[..., Any], argnum: int, scalar: bool) -> None:
+    def __init__(self, f: FlatFunction, argnum: int, scalar: bool) -> None:
         self.f, self.argnum, self.scalar = f, argnum, scalar
         self._one_by_one = False  # whether reverse directions are, since PyTorch cannot map the function
 
@@ -97,15 +100,25 @@ class TorchFunction:
         return self.of(args, [self.argnum], plain=True)(x.as_subclass(kind)).detach().as_subclass(torch.Tensor)
 
     def pattern(self, args: tuple[Any, ...]) -> SparsityPattern:
-        """Walk the graph at these arguments; other tensors of floats are arrays that depend on no input."""
+        """Walk the graph at these arguments with index sets."""
+        level = Sets(len(args[self.argnum]))
+        return level.pattern(self._walked(args, level), self.scalar)
+
+    def digest(self, args: tuple[Any, ...]) -> str:
+        """Return the digest of the pattern."""
+        level = Digests(len(args[self.argnum]))
+        return level.digest(self._walked(args, level), self.scalar)
+
+    def _walked(self, args: tuple[Any, ...], level: Sets) -> Any:
+        """Return what the result carries; other tensors of floats are arrays that depend on no input."""
         _, x = self.at(args)
         places = [self.argnum, *(i for i, a in enumerate(args) if self.varies(i, a) and i != self.argnum)]
         args = tuple(torch.tensor(a, dtype=torch.float64) if isinstance(a, float) else a for a in args)
         f, others = self.of(args, places), [args[i].detach() for i in places[1:]]
         functional = torch.func.functionalize(f, remove="mutations_and_views")
         with self._refusals(args), _one_at_a_time:
-            traced = make_fx(functional, dict(core_aten_decompositions().items()))(x.clone(), *others)
-        found = walk(traced.graph, x.numel(), self.scalar)
+            traced = make_fx(functional, _decompositions())(x.clone(), *others)
+        found = walk(traced.graph, level)
         x = _elsewhere(x)  # where what was read from x as a constant is another number
         with contextlib.suppress(Exception):  # f has no value there
             expected = f(x.clone(), *others)
@@ -179,14 +192,14 @@ class TorchFunction:
     def forward(self, args: tuple[Any, ...], seeds: np.ndarray) -> torch.Tensor:
         """Return derivatives along directions (p, n): shape (p, m)."""
         f, x = self.at(args)
-        rows = torch.from_numpy(seeds.astype(float)).to(x)
+        rows = _rows(seeds).to(x)
         with self._refusals(args), _one_at_a_time:
             return torch.func.vmap(lambda v: torch.func.jvp(f, (x.clone(),), (v,))[1])(rows).detach()
 
     def reverse(self, args: tuple[Any, ...], seeds: np.ndarray) -> torch.Tensor:
         """Return products of vectors (p, m) with the Jacobian: shape (p, n)."""
         f, x = self.at(args)
-        rows = torch.from_numpy(seeds.astype(float)).to(x)
+        rows = _rows(seeds).to(x)
         if not self._one_by_one:
             try:
                 y, back = torch.func.vjp(f, x)[:2]
@@ -217,6 +230,11 @@ class TorchFunction:
         values = flat[torch.from_numpy(places).to(flat.device)]
         where = torch.from_numpy(reached).to(flat.device)
         seen = values if reached is places else flat[where]
+        if torch._C._functorch.is_batchedtensor(flat):
+            count = flat.isnan().logical_not().logical_and(flat != 0)
+            wrong = count.sum() != (count[torch.from_numpy(places).to(flat.device)] if reached is places
+                                    else count[where]).sum()  # fmt: skip
+            return torch.where(wrong, torch.nan, values), None
         if torch.count_nonzero(flat) != torch.count_nonzero(seen):  # synchronizes
             rest = flat.nan_to_num(nan=0.0)  # 0 · ∞ within PyTorch's derivatives is no entry
             rest[where] = 0
@@ -234,16 +252,48 @@ class TorchFunction:
             )
         return found.numpy() if isinstance(x, np.ndarray) else found
 
-    def stacked(self, samples: list[Any], shape: tuple[int, int], like: Any) -> Any:
+    def outcome(self, args: tuple[Any, ...]) -> Any:
+        """Return what f returns, with other data."""
+        x = self.at(args)[1].requires_grad_(getattr(args[self.argnum], "requires_grad", False)).clone()
+        return self.f.outcome(*args[: self.argnum], x, *args[self.argnum + 1 :])
+
+    def batch(self, values: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...], xs: Any) -> Any:
+        """Return the values at the columns of xs by one mapped call, or None where PyTorch cannot map the function."""
+
+        def at(x: Any) -> tuple[Any, ...]:
+            return (*args[: self.argnum], x, *args[self.argnum + 1 :])
+
+        given = torch.from_numpy(np.array(xs)) if isinstance(xs, np.ndarray) else xs.detach()
+        try:
+            found = torch.func.vmap(lambda x: values(at(x)), 1, 1)(given)
+        except Exception:  # whatever PyTorch raises: sample by sample it may be possible
+            return None
+        for column in found.isnan().any(dim=0).nonzero()[:, 0].tolist():
+            values(at(xs[:, column]))  # raises the error for which these stand
+        return found.numpy() if isinstance(xs, np.ndarray) else found
+
+    def stacked(self, samples: Iterable[Any], shape: tuple[int, int], like: Any) -> Any:
         """Return samples as columns."""
         if isinstance(like, np.ndarray):
-            return np.stack(samples, axis=1) if samples else np.zeros(shape, like.dtype)
-        return torch.stack(samples, dim=1) if samples else like.new_zeros(shape)
+            return np.stack(list(samples), axis=1) if shape[1] else np.zeros(shape, like.dtype)
+        return torch.stack(list(samples), dim=1) if shape[1] else like.new_zeros(shape)
 
     def to_numpy(self, values: Any) -> np.ndarray:
         """Return values on the host."""
         found: np.ndarray = values.cpu().numpy() if isinstance(values, torch.Tensor) else values
         return found
+
+
+def _rows(seeds: Any) -> torch.Tensor:
+    return torch.from_numpy(seeds.astype(float)) if isinstance(seeds, np.ndarray) else seeds.detach()
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Any]:
+    """Return PyTorch's core decompositions, and those of what has no rule here."""
+    aten = torch.ops.aten
+    others = (aten.native_layer_norm, aten.native_group_norm, aten.native_batch_norm, aten.upsample_bilinear2d)
+    return {**core_aten_decompositions(), **torch._decomp.get_decompositions(others)}
 
 
 def _elsewhere(x: torch.Tensor) -> torch.Tensor:
@@ -269,22 +319,20 @@ def check_same(problem: str, expected: torch.Tensor, got: torch.Tensor, size: An
 # The graph, node by node. A value is `Traced` if it may depend on x or another argument, else a tensor or a number.
 
 
-def walk(graph: Any, inputs: int, symmetric: bool) -> SparsityPattern:
-    """Return the pattern of the graph's output; `symmetric`: its union with its transpose."""
-    level = Sets(inputs)
+def walk(graph: Any, level: Sets) -> Any:
+    """Return what the graph's output carries."""
     values: dict[Any, Any] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
             val = node.meta["val"]
             first = not values
-            values[node] = level.input(np.zeros(inputs)) if first else _array(level, val, None)
+            values[node] = level.input(np.zeros(level.inputs)) if first else _array(level, val, None)
         elif node.op == "get_attr":
             values[node] = getattr(graph.owning_module, node.target)
         elif node.op == "output":
             (result,) = node.args[0] if isinstance(node.args[0], (list, tuple)) else (node.args[0],)
             found = values[result]
-            sets = found.carried if isinstance(found, Traced) else level.nothing(tuple(found.shape), None)
-            return level.pattern(sets, symmetric)
+            return found.carried if isinstance(found, Traced) else level.nothing(tuple(found.shape), None)
         else:
             args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda other: values[other])
             values[node] = _result(level, node, args, kwargs)
@@ -332,7 +380,9 @@ def _result(level: Sets, node: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     elif name in MOVES:
         sets = _moved(level, name, target, args, kwargs, traced)
     elif name in RULES:
-        sets = [RULES[name](level, args, kwargs, vals[0])]
+        sets = [RULES[name](level, args, kwargs, vals[0])] * (2 if name == "var_mean" else 1)
+    elif name in COUPLED:
+        sets = _coupled(level, name, args, kwargs, vals)
     elif torch.Tag.pointwise in target.tags or name in ("clone", "detach", "alias", "contiguous", "lift_fresh"):
         sets = [_pointwise(level, name, args, traced, vals[0])]
     else:
@@ -520,8 +570,80 @@ def _convolution_matrix(shape: tuple[int, ...], weight: torch.Tensor, stride: An
     return block_diag([matrix] * batch, format="csr") if batch else csr_array((0, 0), dtype=bool)
 
 
+COUPLED: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("_linalg_det", "_linalg_slogdet", "linalg_inv_ex", "linalg_lu_factor_ex", "linalg_cholesky_ex",
+                     "_linalg_svd"), (0,)),
+    "_linalg_solve_ex": (0, 1), "linalg_solve_triangular": (0, 1), "linalg_lu_solve": (0, 2), "cholesky_solve": (1, 0),
+}  # fmt: skip
+"""Operations on stacks of matrices, and which arguments hold the matrices and the right-hand sides."""
+
+
+def _coupled(level: Sets, name: str, args: Any, kwargs: dict[str, Any], vals: Any) -> list[Any]:
+    """Return the sets of results: each element depends on all of its matrix, and on its right-hand side's column."""
+    matrix, *rest = (args[place] for place in COUPLED[name])
+    left = kwargs.get("left", True) and args[3 if name == "linalg_lu_solve" else 2 :][:1] != (False,)
+
+    def sums(x: Any, axes: tuple[int, ...], vector: bool) -> list[Any]:
+        if not isinstance(x, Traced):
+            return []
+        found = np.sum(x, axis=axes, keepdims=True)
+        return [(found[..., 0] if vector else found, lambda: 1)]
+
+    found: list[Any] = []
+    for number, val in enumerate(vals):
+        if not val.dtype.is_floating_point:
+            found.append(None)
+            continue
+        shape, terms = tuple(val.shape), []
+        if number == 0 and rest:  # a solution; others are factors
+            vector = name == "_linalg_solve_ex" and rest[0].ndim == matrix.ndim - 1 and (
+                matrix.ndim == 2 or tuple(rest[0].shape) == tuple(matrix.shape[:-1]))  # fmt: skip
+            terms += sums(matrix, (-2, -1), vector)
+            terms += sums(rest[0], (-1,) if vector or not left else (-2,), False)
+        elif isinstance(matrix, Traced):
+            total = np.sum(matrix, axis=(-2, -1))
+            terms.append((np.reshape(total, (*total.shape, *(1,) * (len(shape) - total.ndim))), lambda: 1))
+        found.append(level.elementwise(shape, None, terms))
+    return found
+
+
+def _pooling(name: str, args: Any, shape: tuple[int, ...]) -> Any:
+    """Return the transposed Jacobian's pattern of pooling for a batch, inputs × outputs; x has this shape."""
+    from scipy.sparse import block_diag, csr_array
+
+    spatial = shape[-2:]
+    if "adaptive" in name:
+        one = adaptive_pool_pattern(1, spatial, tuple(args[0])).pattern
+    else:
+        kernel, stride, padding, *others = (*args, [], [], [], [])[: 5 if "max" in name else 4]
+        dilation, ceil = (others[0] or [1], others[1]) if "max" in name else ([1], others[0])
+        kernel, stride, padding, dilation = (tuple(part) * (3 - len(part)) for part in (
+            kernel, stride or kernel, padding or [0], dilation))  # fmt: skip
+        one = pool_pattern(1, spatial, kernel, stride, padding, dilation, bool(ceil)).pattern
+    matrix = csr_array((np.ones(one.nnz, bool), one.indices, one.indptr), one.shape)
+    count = math.prod(shape[:-2])
+    return block_diag([matrix] * count, format="csr") if count else csr_array((0, 0), dtype=bool)
+
+
+def _pool(level: Sets, args: Any, kwargs: dict[str, Any], val: Any, name: str) -> Any:
+    matrix = _pooling(name, args[1:], args[0].shape).T
+    return level.linear(args[0], tuple(val.shape), None, None, None, matrix.tocsr)
+
+
+def _pool_backward(level: Sets, args: Any, kwargs: dict[str, Any], val: Any, name: str) -> Any:
+    grad = args[0]
+    if not isinstance(grad, Traced):
+        return level.nothing(tuple(val.shape), None)
+    options = (tuple(grad.shape[-2:]),) if "adaptive" in name else args[2:]
+    return level.linear(grad, tuple(val.shape), None, None, None, _pooling(name, options, tuple(val.shape)).tocsr)
+
+
+POOLS = ("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d")
 RULES: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "min", "prod", "var", "std", "logsumexp"), _reduction(1)),
+    **{name: functools.partial(_pool, name=name) for name in POOLS},
+    **{f"{name}_backward": functools.partial(_pool_backward, name=name) for name in POOLS},
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "min", "prod", "var", "std", "var_mean", "logsumexp"),
+                    _reduction(1)),
     **dict.fromkeys(("linalg_vector_norm", "norm"), _reduction(2)),
     "cumsum": _along(1, triangle=True),
     "cumprod": _along(1, triangle=True),

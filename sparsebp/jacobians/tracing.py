@@ -53,10 +53,18 @@ class Traced(NDArrayOperatorsMixin):
 
     # ---- NumPy's protocols ------------------------------------------------------------------------------------------
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *given: Any, **kwargs: Any) -> Any:
         """Follow a ufunc, or refuse it."""
-        out = kwargs.pop("out", None)
-        found = _as_scalar(_of_ufunc(ufunc, method, _owned(inputs), kwargs))
+        inputs = _owned(given)
+        if method == "at":
+            return _add_at(ufunc, *inputs)
+        out, mask = kwargs.pop("out", None), kwargs.pop("where", True) if method == "__call__" else True
+        depends = method != "__call__" or any(isinstance(x, Traced) for x in inputs)
+        found = _as_scalar(_of_ufunc(ufunc, method, inputs, kwargs)) if depends else ufunc(*inputs, **kwargs)
+        if mask is not True:
+            if out is None:
+                raise refused(f"The ufunc {ufunc.__name__} with where=, without out=,", "Pass out=, or numpy.where")
+            found = np.where(mask, found, out[0])
         if out is None:
             return found
         if not isinstance(out[0], Traced):
@@ -656,6 +664,16 @@ def careful_einsum(labels: str, a: np.ndarray, b: np.ndarray, cuts: bool) -> np.
 Pull = Callable[[Any, Any], tuple[Any, Any]]
 
 
+def _real(pull: Pull) -> Pull:
+    """Return the way back to a real array: only the real part of an adjoint counts there."""
+
+    def back(adjoint: Any, alive: Any) -> tuple[Any, Any]:
+        found, alive = pull(adjoint, alive)
+        return (found if found.dtype.kind != "c" else np.real(found)), alive
+
+    return back
+
+
 class Tape(Level):
     """A record of what was computed: each array's parents, and how an adjoint goes back to them.
 
@@ -663,6 +681,8 @@ class Tape(Level):
     it. None leads to a branch that `numpy.where` does not take, nor to what is not indexed; there the adjoint is 0,
     whatever the slopes. A slope of 0 ends an infinite adjoint as well, because forward mode does not move beyond it.
     NaN is left where a zero stands behind an infinite slope, in both modes. Patterns are always found by paths.
+
+    The adjoint λ of a complex z gives the change Re(λ dz), so that holomorphic operations go back as real ones do.
     """
 
     def __init__(self, depth: int, below: Level | None) -> None:
@@ -672,7 +692,7 @@ class Tape(Level):
 
     def node(self, *parents: tuple[Traced, Pull]) -> int:
         """Record an array and return its number."""
-        self.nodes.append([(x.carried, pull) for x, pull in parents])
+        self.nodes.append([(x.carried, pull if x.dtype.kind == "c" else _real(pull)) for x, pull in parents])
         return len(self.nodes) - 1
 
     def nothing(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -727,11 +747,6 @@ class Tape(Level):
                            if isinstance(x, Traced) and x.level is self))  # fmt: skip
 
     def linear(self, x: Traced, shape: tuple[int, ...], dtype: Any, push: Any, pull: Any, structure: Any) -> Any:
-        if pull is None:
-            raise refused(
-                "A reverse sweep (a Hessian) through complex numbers (an FFT)", "Pass the gradient to sparse_jacobian"
-            )
-
         def reached(mine: np.ndarray) -> Any:
             weights = 1 + 0.618 * np.arange(mine.size).reshape(mine.shape) % 1  # which do not cancel
             found = pull(np.broadcast_to(mine, shape) * weights)
@@ -945,7 +960,7 @@ REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "mi
 ACCUMULATIONS = {"add": "cumsum", "multiply": "cumprod"}
 OF_SCALARS = frozenset((
     "sum", "prod", "max", "amax", "min", "amin", "mean", "var", "std", "dot", "vdot", "inner", "matmul", "trace",
-    "linalg.norm", "ptp", "median", "average", "trapezoid", "einsum", "interp", "clip",
+    "linalg.norm", "linalg.det", "ptp", "median", "average", "trapezoid", "einsum", "interp", "clip",
 ))  # fmt: skip
 """Functions of which NumPy returns scalars where a result has no axes."""
 SLOPES: dict[str, tuple[Callable[..., Any] | None, ...]] = {}
@@ -958,7 +973,9 @@ MOVERS: dict[str, Callable[..., Any]] = {}
 
 CHOOSING = ("maximum", "minimum", "fmax", "fmin")
 """Ufuncs that take one of their operands: the slope of the other is zero, whatever it is."""
-NOT_HOLOMORPHIC = ("absolute", "conjugate", "sign", "maximum", "minimum", "fmax", "fmin")
+COMPOSED: dict[str, Callable[..., Any]] = {}
+"""Ufuncs of complex numbers that are not holomorphic, and `reduceat`. Filled by `numpy_functions`."""
+NOT_HOLOMORPHIC = ("sign", "fabs", "maximum", "minimum", "fmax", "fmin")
 
 
 def _slopes_of(ufunc: Any) -> tuple[Callable[..., Any] | None, ...] | None:
@@ -975,6 +992,26 @@ def _owned(args: Iterable[Any]) -> list[Any]:
     if not any(isinstance(x, Traced) and isinstance(x.level, Tape) for x in args):
         return args
     return [x.copy() if isinstance(x, np.ndarray) or _sparse(x) else x for x in args]
+
+
+def _add_at(ufunc: np.ufunc, x: Any, index: Any, item: Any = None) -> None:
+    """Follow ufunc.at: sums, where an index may repeat, and others where none does."""
+    name = f"numpy.{ufunc.__name__}.at"
+    _check_key(index)
+    if not isinstance(x, Traced):
+        raise refused(f"{name} into a plain array", "Make the array with numpy.zeros_like(x)")
+    size = x.size
+    to = np.arange(size).reshape(x.shape)[index]
+    if item is None or len(np.unique(to)) == to.size:
+        found = np.copy(x)
+        found[index] = ufunc(x[index], *([] if item is None else [item]))
+    elif ufunc in (np.add, np.subtract):
+        items = np.reshape(np.broadcast_to(item, to.shape), -1)
+        sums = matrix_product(selection(to.ravel(), np.arange(to.size), (size, to.size)), items)
+        found = ufunc(x, np.reshape(sums, x.shape))
+    else:
+        raise refused(f"{name} with an index that repeats", "Sums, numpy.add.at and numpy.subtract.at, are followed")
+    x._overwrite(found)
 
 
 def _as_scalar(found: Any) -> Any:
@@ -998,6 +1035,8 @@ def _of_ufunc(ufunc: Any, method: str, inputs: list[Any], kwargs: dict[str, Any]
     if same is not None:
         first = {"axis": 0} if raw(inputs[0]).ndim or method == "accumulate" else {}
         return composite(f"numpy.{name}.{method}", FUNCTIONS[same], inputs, {**first, **kwargs})
+    if method == "reduceat" and name in REDUCTIONS:
+        return composite(f"numpy.{name}.reduceat", functools.partial(COMPOSED["reduceat"], ufunc), inputs, kwargs)
     if method == "outer" and not kwargs:
         a, b = (raw(x) for x in inputs)
         return ufunc(np.reshape(a, (*a.shape, *(1,) * b.ndim)), b)
@@ -1007,6 +1046,8 @@ def _of_ufunc(ufunc: Any, method: str, inputs: list[Any], kwargs: dict[str, Any]
         options = f" with {', '.join(f'{k}=' for k in kwargs)}" if kwargs else ""
         raise refused(f"The ufunc {called}{options}", "Write it with ufuncs and functions that are listed in the "
                       "reference, or pass pattern= and derivatives of your own")  # fmt: skip
+    if name in COMPOSED and inputs[0].dtype.kind == "c":
+        return COMPOSED[name](*inputs)
     level = level_of(*inputs)
     values = [raw_at(level, x) for x in inputs]
     with np.errstate(all="ignore"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparsebp.patterns.bicoloring import color_both
 from sparsebp.patterns.builders import (
     AssemblyPlan,
     ConvPattern,
@@ -24,7 +25,7 @@ from sparsebp.patterns.windows import pad_pattern
 
 __all__ = [
     "AssemblyPlan", "ConvPattern", "PoolPattern", "SparsityPattern", "adaptive_pool_pattern", "axis_pattern",
-    "color_columns", "color_symmetric", "conv_pattern", "conv_transpose_pattern", "hidden_pattern",
+    "color_both", "color_columns", "color_symmetric", "conv_pattern", "conv_transpose_pattern", "hidden_pattern",
     "linear_pattern", "lstm_pattern", "pad_pattern", "plan_concatenation", "pointwise_pattern", "pool_pattern",
     "sequence_pattern", "step_sum_pattern",
 ]  # fmt: skip

@@ -209,7 +209,7 @@ def test_traces_that_differ_are_refused():
             sb.sparse_jacobian(f, x, pattern=diagonal)(x)
     found = sb.sparse_jacobian(lambda x: x * jax.random.normal(key, (4,)), x, pattern=diagonal)(x)
     np.testing.assert_allclose(found.toarray(), np.diag(jax.random.normal(key, (4,))), rtol=1e-6)
-    for f in (lambda x: None, lambda x: {"a": x}, lambda x: x.astype(jnp.float16)):
+    for f in (lambda x: None, lambda x: {"a": "x"}, lambda x: x.astype(jnp.float16)):
         with pytest.raises(DTypeError):
             sb.sparse_jacobian(f, x, pattern=diagonal)
 
@@ -231,13 +231,13 @@ def test_other_arguments():
         return t * scale * x[:count] ** 2 + x[0]
 
     x = jnp.arange(1.0, 6)
-    jac = sb.sparse_jacobian(f, 0.0, jnp.zeros(5), jnp.zeros(3), 3, argnum=1)
+    jac = sb.sparse_jacobian(f, 0.0, jnp.zeros(5), jnp.zeros(3), 3, argnums=1)
     for t, scale in ((2.0, np.ones(3, np.float32)), (3, jnp.full(3, 0.5))):
         expected = jax.jacfwd(lambda x, t=t, scale=scale: f(t, x, scale, 3))(x)
         np.testing.assert_allclose(jac(t, x, scale, 3, check=True).toarray(), expected)
     with pytest.raises(OptionError, match="constant"):
         jac(2.0, x, jnp.ones(3), 2)
-    by_hand = sb.sparse_jacobian(f, 0.0, x, jnp.ones(3), 3, argnum=1, pattern=jac.pattern)
+    by_hand = sb.sparse_jacobian(f, 0.0, x, jnp.ones(3), 3, argnums=1, pattern=jac.pattern)
     np.testing.assert_array_equal(by_hand.values(2.0, x, jnp.ones(3), 3), jac.values(2.0, x, jnp.ones(3), 3))
     with pytest.raises(OptionError, match="constant"):  # it is compiled in
         by_hand(2.0, x, jnp.ones(3), 2)
@@ -285,7 +285,6 @@ def test_refusals():
         (lambda x: x if x[0] > 0 else -x, TracingError, "lax.cond"),
         (lambda x: x[x > 0], TracingError, "JAX cannot trace"),
         (lambda x: x.sum(), ShapeError, "ravel"),
-        (lambda x: x.reshape(2, 2), ShapeError, "ravel"),
         (lambda x: x * 1j, DTypeError, "real"),
         (lambda x: x[:3], ShapeError, "length"),
     ):

@@ -9,6 +9,7 @@ import sparsebp as sb
 from sparsebp.core.errors import TracingError
 from sparsebp.jacobians.tape import UnrecordedError
 from sparsebp.jacobians.tracing import gradient
+from sparsebp.patterns import color_both
 
 MATRIX = np.array([[0.0, 1.2, 0, -0.4], [0.7, 0, 0, 0], [0, -1.1, 0.3, 0]])
 
@@ -56,6 +57,14 @@ STEPS = (
     lambda xp, a, b, r, q: xp.pad(a, (q % 3, 1), mode=("constant", "edge", "wrap")[q % 3]),
     lambda xp, a, b, r, q: xp.tile(a[:2], 2) * np.array([0.0, 1.0, r, 0.0])[: 2 * len(a[:2])],
     lambda xp, a, b, r, q: xp.diff(xp.concatenate([a, b])),
+    lambda xp, a, b, r, q: xp.bincount(np.arange(len(a)) % (1 + q % 3), weights=a * a, minlength=4),
+    lambda xp, a, b, r, q: xp.cross(xp.resize(a, (3,)), xp.resize(b, (3,))) + r,
+    lambda xp, a, b, r, q: xp.linalg.det(xp.resize(a, (2, 2)) + r)[None] * b,
+    lambda xp, a, b, r, q: xp.linalg.solve(MATRIX[:, :3] + 4 * np.eye(3), xp.resize(a, (3,))) * r,
+    lambda xp, a, b, r, q: xp.linalg.norm(a + 2, 3) * b - xp.mean(b, where=np.arange(len(b)) % 2 == 0),
+    lambda xp, a, b, r, q: xp.polyval(np.array([r, 1.0, 0.5]), a),
+    lambda xp, a, b, r, q: xp.abs(xp.resize(a, (3,)) * xp.exp(1j * xp.resize(b, (3,))) + 2 + r * 1j),
+    lambda xp, a, b, r, q: xp.real(xp.conj(xp.resize(a, (3,)) + 1j) * (xp.resize(b, (3,)) * 1j) ** 2),
     lambda xp, a, b, r, q: written(a, b, q),
 )
 
@@ -94,6 +103,8 @@ def test_numpy(steps, n, seed):
     f, x = program(np, steps), rng.uniform(0.3, 1.1, n) * rng.choice([-1, 1], n)
     jac, expected = sb.sparse_jacobian(f, np.zeros(n)), smooth(f, x)
     found = jac(x).toarray()
+    jac._sweeps = jac._sweeps_of(*color_both(jac.pattern))
+    np.testing.assert_allclose(jac(x).toarray(), found, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(jac._function.reverse((x,), np.eye(len(found))), found, rtol=1e-9, atol=1e-9)
     if expected is not None:
         jac(x, check=True)

@@ -4,6 +4,7 @@ import copy
 import functools
 import math
 import pickle
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 
 import sparsebp as sb
-from sparsebp.core.errors import OptionError, TracingError
+from sparsebp.core.errors import OptionError, PatternError, TracingError
 from sparsebp.jacobians.tape import loops
 from sparsebp.jacobians.tape.environment import Environment
 
@@ -249,7 +250,7 @@ def test_arguments(loops_in_python):
         return np.sin(t) * x[1:] * data + x[:-1] ** power * np.sum(data)
 
     x, data = RNG.uniform(0.3, 1, 5), np.ones(4)
-    new, old = (sb.sparse_jacobian(f, 0.0, x, data, 2, argnum=1, compiled=c) for c in (True, False))
+    new, old = (sb.sparse_jacobian(f, 0.0, x, data, 2, argnums=1, compiled=c) for c in (True, False))
     for t, d in ((0.5, data), (1.5, 2 * data), (np.float64(0.3), data), (0.5, np.float64(2.0) * data.astype("f4")),
                  (0.5, np.array(2.0)), (0.5, np.array([2.0]))):  # fmt: skip
         for _ in range(2):
@@ -377,3 +378,37 @@ def test_attributes_that_hide_others_and_numbers_in_containers(loops_in_python):
         for _ in range(3):
             change()
             np.testing.assert_array_equal(jac.values(x), sb.sparse_jacobian(f, x).values(x))
+
+
+@pytest.mark.parametrize("suffix", ["nbc", "nbi"])
+def test_machine_code_that_was_cut_off_is_compiled_anew(monkeypatch, tmp_path, suffix):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    x = RNG.uniform(0.2, 1, 8)
+    f = lambda x: np.log1p(x[1:] ** 2 + 0.54321 * x[:-1])  # noqa: E731
+    for cut in (0, 41):
+        monkeypatch.setattr(loops, "_compiled", {})
+        same(sb.sparse_jacobian(f, x, compiled=True), sb.sparse_jacobian(f, x), x)
+        (path,) = tmp_path.glob(f"**/loop_*.{suffix}")
+        path.write_bytes(path.read_bytes()[:cut])
+
+
+def test_subnormal_numbers_count():
+    x = np.array([700.0, 715.0, 730.0])
+    f = lambda x: np.exp(-x) * 1e300  # noqa: E731
+    found = same(sb.sparse_jacobian(f, x, compiled=True), sb.sparse_jacobian(f, x), x, rtol=1e-300)
+    assert (found < 0).all()
+
+
+def test_an_environment_with_other_derivatives_is_an_error(loops_in_python):
+    """Unless all of them are in the pattern; it may be an object of attributes."""
+    outside = types.SimpleNamespace(scale=2.0, weights=np.array([1.0, 0, 0, 1, 0, 0]))
+    f = lambda x: x**2 * outside.scale + np.roll(x, 1) * outside.weights  # noqa: E731
+    x = RNG.uniform(0.2, 1, 6)
+    jac = sb.sparse_jacobian(f, x, compiled=True)
+    jac.values(x)
+    outside.scale = 3.0
+    same(jac, sb.sparse_jacobian(f, x), x)
+    outside.weights = np.ones(6)
+    for _ in range(2):
+        with pytest.raises(PatternError, match="changed"):
+            jac.values(x)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from sparsebp.core.errors import SparseBPError
-from sparsebp.jacobians.tape.chain import HessianTape, JacobianTape, Program
+from sparsebp.core.errors import PatternError, SparseBPError
+from sparsebp.jacobians.tape.chain import HessianTape, JacobianTape, Program, keys_of
 from sparsebp.jacobians.tape.environment import Environment
 from sparsebp.jacobians.tape.expressions import UnrecordedError
 from sparsebp.jacobians.tape.loops import finite
@@ -82,8 +82,8 @@ class TapeDerivatives:
     """
 
     def __init__(self, f: Callable[..., Any], of: Callable[..., Any], argnum: int, varies: Callable[[int, Any], bool],
-                 pattern: SparsityPattern, scalar: bool) -> None:  # fmt: skip
-        self._given = f, of, argnum, varies, pattern, scalar
+                 pattern: SparsityPattern, scalar: bool, traced: Callable[..., SparsityPattern]) -> None:  # fmt: skip
+        self._given = f, of, argnum, varies, pattern, scalar, traced
         self._records: dict[np.dtype, _Record | None] = {}  # by the dtype of x; None: it cannot be recorded
         self._waiting: Environment | None = None
         self._changes = 0
@@ -108,16 +108,28 @@ class TapeDerivatives:
 
     def values(self, args: tuple[Any, ...]) -> tuple[np.ndarray | None, bool]:
         """Return the values on the pattern, if the tape gives them, and whether they need not be compared."""
-        dtype = args[self._given[2]].dtype
-        if dtype not in self._records:
-            self._record(args)
-        record = self._records[dtype]
-        if record is not None and not record.environment.holds():
-            record = self._changed(args)
+        record = self._current(args)
         if record is None or not record.tape.program.takes(args):
             return None, False
         values = record.tape.values(args)
         return (values, record.trusted) if finite(values) else (None, False)
+
+    def batch(self, args: tuple[Any, ...], xs: Iterable[np.ndarray]) -> Iterator[np.ndarray | None]:
+        """Yield the values at these x, checking the environment once; None where `values` has to see to it."""
+        record, argnum = self._current(args), self._given[2]
+        usable = record is not None and record.trusted and record.tape.program.takes(args)
+        for x in xs:
+            values = record.tape.values((*args[:argnum], x, *args[argnum + 1 :])) if record and usable else None
+            with np.errstate(all="ignore"):
+                yield values if values is not None and finite(values) else None
+
+    def _current(self, args: tuple[Any, ...]) -> _Record | None:
+        """Return the record for x of this dtype, if there is one whose environment is as it was."""
+        dtype = args[self._given[2]].dtype
+        if dtype not in self._records:
+            self._record(args)
+        record = self._records[dtype]
+        return self._changed(args) if record is not None and not record.environment.holds() else record
 
     def compare(self, args: tuple[Any, ...], values: np.ndarray, expected: np.ndarray) -> None:
         """Trust the tape if its values are the interpreter's and most are not 0, or use it no more."""
@@ -135,11 +147,22 @@ class TapeDerivatives:
         self._records[dtype], self.reason = None, reason
 
     def _changed(self, args: tuple[Any, ...]) -> _Record | None:
-        """Record anew, once the environment is as it was at the call before."""
+        """Record anew, once the environment is as it was at the call before.
+
+        Raises
+        ------
+        PatternError
+            The function has derivatives now where it had none.
+        """
         dtype = args[self._given[2]].dtype
         if self._waiting is not None and self._waiting.holds():
             self._record(args)
             return self._records[dtype]
+        pattern, found = self._given[4], self._given[6](args)
+        if found.shape != pattern.shape or not np.isin(keys_of(found), keys_of(pattern), assume_unique=True).all():
+            raise PatternError("What the function finds outside of its arguments has changed, and its pattern with it",
+                               expected=f"entries of {pattern}", got=repr(found),
+                               remedy="Prepare it again")  # fmt: skip
         self._changes += 1
         if self._changes > MOST_CHANGES:
             self._refuse(dtype, "what it finds outside of its arguments changes again and again")
@@ -157,7 +180,7 @@ class TapeDerivatives:
 
     def _record(self, args: tuple[Any, ...]) -> Exception | None:
         """Record and compile; return an error instead, if there is one."""
-        _, of, argnum, varies, pattern, scalar = self._given
+        _, of, argnum, varies, pattern, scalar, _ = self._given
         start, dtype = time.perf_counter(), args[argnum].dtype
         try:
             environment = self._environment(args)

@@ -120,7 +120,8 @@ class Environment:
         """Look into an object with attributes: later those that code may ask for, at once those of a sparse matrix."""
         kind = type(value)
         own = getattr(value, "__dict__", None)
-        if own is None or kind.__getattribute__ is not object.__getattribute__ or hasattr(kind, "__getattr__"):
+        plain = kind.__getattribute__ is object.__getattribute__ or kind is types.SimpleNamespace
+        if own is None or not plain or hasattr(kind, "__getattr__"):
             raise unknown(value)
         if kind.__module__.startswith("scipy.sparse"):
             for name, part in own.items():

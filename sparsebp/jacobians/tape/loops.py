@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -132,7 +132,8 @@ class Loop:
             else:
                 inside.append(f"        {root.where}[{place}] {'+' if root.adds else ''}= {value}")
         kinked = any(e.op in KINKED for e in order)
-        lines = [f"# {'kinked' if kinked else 'smooth'}", "def run(numbers, adjoints, out, index, at, count):"]
+        kind = "kinked" if kinked else "smooth"
+        lines = [f"# {kind}, with subnormal numbers", "def run(numbers, adjoints, out, index, at, count):"]
         return "\n".join([*lines, *before, "    for i in range(count):", *inside, *after, ""])
 
 
@@ -167,15 +168,38 @@ def finite(values: np.ndarray) -> bool:
 def translated(text: str) -> Callable[..., None]:
     """Return the function of a loop's text, by Numba."""
     import numba
+    from numba.core.typed_passes import NativeLowering
 
-    from sparsebp.kernels.host.engine.compile import JIT, SERIAL
+    from sparsebp.kernels.host.engine.compile import JIT, SERIAL, KernelCompiler
+
+    class Compiler(KernelCompiler):
+        """As of kernels, but subnormal numbers count: the values are those of NumPy."""
+
+        lowering = NativeLowering
 
     name = "loop_" + hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
     path = _on_disk(name, text)
-    options = dict(SERIAL if text.startswith("# smooth") else JIT, cache=path is not None)
+    options = dict(SERIAL if text.startswith("# smooth") else JIT, cache=path is not None, pipeline_class=Compiler)
     module = ModuleType(f"{__name__}.{name}")
     sys.modules[module.__name__] = module  # where Numba looks for it when it reads machine code
-    return numba.njit(**options)(as_python(text, module, path or f"<{name}>"))
+    function = numba.njit(**options)(as_python(text, module, path or f"<{name}>"))
+    if path is not None:
+        _compile_unreadable(function._cache)
+    return function
+
+
+def _compile_unreadable(cache: Any) -> None:
+    """Let Numba compile anew where machine code on the disk cannot be read, such as a file that was cut off."""
+    read = cache.load_overload
+
+    def load(*args: Any) -> Any:
+        try:
+            return read(*args)
+        except Exception:  # whatever a pickle raises that is none
+            cache.flush()
+            return None
+
+    cache.load_overload = load
 
 
 def as_python(text: str, module: ModuleType, path: str = "<loop>") -> Callable[..., None]:
