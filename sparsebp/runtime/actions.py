@@ -19,6 +19,7 @@ from sparsebp.core.errors import OptionError
 from sparsebp.core.locks import cached_property
 from sparsebp.core.shortcuts import forward_of, shortcuts_of
 from sparsebp.nn import fused
+from sparsebp.nn.branches import add_up
 from sparsebp.nn.gradients import Gradients, PassingGradients, gradients_of, undisturbed
 from sparsebp.nn.loss import check_counts, check_mean, count_of, summed
 from sparsebp.nn.recurrent.carried import CarriedState
@@ -643,7 +644,7 @@ class Actions:
                 if name in step.own:
                     step.grads[name] += grad
                 elif name in step.grads:  # the layer's array may be part of another one
-                    step.grads[name] = step.grads[name] + grad
+                    step.grads[name] = add_up([step.grads[name], grad])
                     step.own.add(name)
                 else:
                     step.grads[name] = grad
