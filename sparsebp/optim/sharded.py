@@ -95,6 +95,11 @@ class PieceOptimizer:
             self._part._columns = self._part._columns_of(self.buffers)
 
     @property
+    def parted(self) -> bool:
+        """Whether the state is here, and the optimizer has none."""
+        return isinstance(self.optimizer.buffers, Moved)
+
+    @property
     def buffers(self) -> dict[str, dict[str, Array]]:
         """The state of the pieces."""
         return {} if self._part is None else self._part.buffers

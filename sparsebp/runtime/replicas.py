@@ -470,18 +470,17 @@ class ShardedBucket(Bucket):
                 self.places[name], self.bounds[name] = slice(width, width + end - begin), (begin, end)
             self.slots[name] = width, length
             width += length
-        self._rows = transport.size, width
-        self.shard = backend.namespace(first).zeros(width, first.dtype)
+        self._rows, self.dtype, self.xp = (transport.size, width), first.dtype, backend.namespace(first)
         self.open()
 
     def open(self) -> None:
-        """Make the array again."""
+        """Make the arrays, unless they are there."""
         if self.flat is None:
-            self.flat = backend.namespace(self.shard).zeros(prod(self._rows), self.shard.dtype)
+            self.flat, self.shard = (self.xp.zeros(size, self.dtype) for size in (prod(self._rows), self._rows[1]))
 
     def close(self) -> None:
-        """Free the array between two steps."""
-        self.flat = None
+        """Free the arrays between two steps."""
+        self.flat = self.shard = None
 
     def put(self, name: str, grad: Array | int) -> None:
         """Write this rank's gradient of a parameter, or 0."""
@@ -588,7 +587,7 @@ class ShardedUpdates(Actions):
         if not names:
             return
         rows = {name: row for row, name in enumerate(names)}
-        squares = backend.namespace(self.buckets.all[0].shard).zeros(len(names), np.float64)
+        squares = self.buckets.all[0].xp.zeros(len(names), np.float64)
         for some, sums in square_sums(grads):
             squares[[rows[name] for name in some]] = sums
         self.buckets.timed(self.buckets.transport.allreduce(squares))
@@ -622,27 +621,26 @@ class ShardedActions(ShardedUpdates, ReplicaActions):
 
 def gathered(optimizer: PieceOptimizer, buckets: ShardedBuckets, *, keep: bool) -> None:
     """Gather the optimizer state of all ranks, where `keep` says so; all ranks call this."""
-    transport = buckets.transport
-    whole: dict[str, dict[str, Array]] = {}
+    keep = keep and optimizer.parted  # the optimizer may have its whole state since the last step
+    whole: dict[str, dict[str, Array]] = {kind: {} for kind in optimizer.kinds}
     for bucket in buckets.all:
         bucket.close()
-    for kind, names in optimizer.kinds.items():
-        arrays: dict[str, Array] = {}
-        for bucket in buckets.all:
-            xp = backend.namespace(bucket.shard)
-            own, out = xp.zeros_like(bucket.shard), xp.empty(transport.size * bucket.shard.size, bucket.shard.dtype)
+    for bucket in buckets.all:
+        bucket.open()
+        for kind, names in optimizer.kinds.items():
             for name, piece in optimizer.buffers.get(kind, {}).items():
                 if name in bucket.places:
-                    own[bucket.places[name]] = piece
-            transport.allgather(own, out).wait()
+                    bucket.shard[bucket.places[name]] = piece
+            buckets.transport.allgather(bucket.shard, bucket.flat).wait()
             for name in bucket.names if keep else ():
                 if name in names:
-                    arrays[name] = xp.empty_like(buckets.params[name])
-                    bucket.read(name, out, arrays[name])
-                    optimizer.expand(kind, name, arrays[name])
-        whole[kind] = {name: arrays[name] for name in names if name in arrays}
+                    whole[kind][name] = array = bucket.xp.empty_like(buckets.params[name])
+                    bucket.read(name, bucket.flat, array)
+                    optimizer.expand(kind, name, array)
+        bucket.close()
     if keep:
-        optimizer.restore(whole)
+        optimizer.restore({kind: {name: whole[kind][name] for name in names if name in whole[kind]}
+                           for kind, names in optimizer.kinds.items()})  # fmt: skip
 
 
 class ReplicaExecutor(PlainExecutor):
