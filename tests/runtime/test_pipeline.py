@@ -22,6 +22,7 @@ from sparsebp.runtime.timeline import Timeline
 from sparsebp.schedule import StepGraph
 from sparsebp.schedule.builders import build, place_updates
 from sparsebp.schedule.simulation import Event
+from sparsebp.train import Trainer
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -96,6 +97,22 @@ def test_skip_connections_with_draws_statistics_and_second_forwards():
             p.schedule_of("1f1b", model, 3, 3), recomputed=frozenset(again)))  # fmt: skip
         p.assert_close(found, wanted, **TIGHT)
         assert p.digest(found[1]) == p.digest(wanted[1])
+
+
+def test_skip_connections_where_ranks_hold_their_own_stages():
+    x, target = p.batches("unet", [12])[0]
+
+    def run(transport):
+        with nn.deferred_init():
+            model = p.unet(draws=True)
+        options = {} if transport is None else {"transport": transport, "schedule": "1f1b"}
+        trainer = Trainer(model, nn.CrossEntropyLoss(), p.momentum(model), accumulate=2, rng=0, **options)
+        history = trainer.fit((x, target), epochs=2, batch_size=6, validation=(x[:5], target[:5]), verbose=False)
+        return [*history.loss, *(epoch.validation_loss for epoch in history.epochs)]
+
+    wanted = run(None)
+    for found in run_ranks(3, run):
+        np.testing.assert_allclose(found, wanted, **TIGHT)
 
 
 @pytest.mark.parametrize("name", ["mlp", "gru"])
