@@ -24,8 +24,8 @@ from sparsebp.train import Trainer
 
 MOST = 1.15
 """Of one worker's memory divided by the ranks; the activations of a stage come on top."""
-GRIDS = ((1, 1), (2, 1), (4, 1), (4, 2))
-"""Ranks, and how many pipelines they are."""
+GRIDS = ((1, 1, False), (2, 1, False), (4, 1, False), (4, 2, False), (4, 2, True))
+"""Ranks, how many pipelines they are, and whether these shard the optimizer's state."""
 
 
 def measure_memory(run: Run) -> Iterator[Row]:
@@ -33,14 +33,15 @@ def measure_memory(run: Run) -> Iterator[Row]:
     sizes = {key: run.settings[key] for key in ("width", "depth", "batch", "microbatches")}
     for built in ("by stage", "whole"):
         whole = 0
-        for ranks, replicas in GRIDS:
+        for ranks, replicas, sharded in GRIDS:
             if built == "whole" and replicas > 1:
                 continue
-            found = on_ranks(ranks, memory_of_rank, replicas=replicas, deferred=built == "by stage", **sizes)
+            grid: dict[str, Any] = {"replicas": replicas, "sharded": sharded}
+            found = on_ranks(ranks, memory_of_rank, **grid, deferred=built == "by stage", **sizes)
             most, stages = max(found["peak"]), ranks // replicas
             whole = whole or most
             limit = MOST * whole / stages + found["activations"]
-            row: Row = {"ranks": ranks, "replicas": replicas, "built": built, "most_bytes": most,
+            row: Row = {"ranks": ranks, "replicas": replicas, "sharded": sharded, "built": built, "most_bytes": most,
                         "weights_bytes": found["weights"], "share": most / (whole / stages),
                         "activations_bytes": found["activations"]}  # fmt: skip
             if built == "by stage" and ranks > 1 and replicas == 1:
@@ -49,27 +50,29 @@ def measure_memory(run: Run) -> Iterator[Row]:
 
 
 def memory_of_rank(
-    transport: Transport, width: int, depth: int, batch: int, microbatches: int, replicas: int, deferred: bool
-) -> dict[str, Any]:
+    transport: Transport, width: int, depth: int, batch: int, microbatches: int, replicas: int, sharded: bool,
+    deferred: bool,
+) -> dict[str, Any]:  # fmt: skip
     """Train a small model, then the model, and return the memory of every rank."""
-    _train(transport, 8, depth, batch, microbatches, replicas, deferred)  # compiles
+    _train(transport, 8, depth, batch, microbatches, replicas, sharded, deferred)  # compiles
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = _resident("VmRSS")
-    weights = _train(transport, width, depth, batch, microbatches, replicas, deferred)
+    weights = _train(transport, width, depth, batch, microbatches, replicas, sharded, deferred)
     peak = transport.share(_resident("VmHWM") - before)
     # A stage's input of every micro-batch, and the outputs of its two layers of one.
     return {"peak": peak, "weights": weights, "activations": 4 * width * (batch + 2 * batch // microbatches)}
 
 
 def _train(
-    transport: Transport, width: int, depth: int, batch: int, microbatches: int, replicas: int, deferred: bool
-) -> int:
+    transport: Transport, width: int, depth: int, batch: int, microbatches: int, replicas: int, sharded: bool,
+    deferred: bool,
+) -> int:  # fmt: skip
     with nn.deferred_init() if deferred else contextlib.nullcontext():
         layers = [nn.Stage(nn.Linear(width, width, rng=number), nn.Tanh()) for number in range(depth - 1)]
         model = nn.Sequential(*layers, nn.Linear(width, width, rng=depth))
     alone = transport.size == 1
     options: dict[str, Any] = {} if alone else {"transport": transport, "schedule": "1f1b", "replicas": replicas}
-    options |= {"sharded": True} if replicas > 1 else {}
+    options |= {"sharded": True} if sharded else {}
     rng = np.random.default_rng(0)
     x, target = rng.standard_normal((2 * batch, width)).astype(np.float32), rng.integers(0, width, 2 * batch)
     with tempfile.TemporaryDirectory() as folder:
@@ -101,13 +104,14 @@ MEMORY = Benchmark(
     threads=None,
     measure=measure_memory,
     columns=columns(
-        Column("pipelines", "replicas"), Column("most memory of a rank", "most_bytes", _mebibytes),
+        Column("pipelines", "replicas"), Column("state", "sharded", lambda value: "sharded" if value else "whole"),
+        Column("most memory of a rank", "most_bytes", _mebibytes),
         Column("× one worker ÷ stages' ranks", "share", lambda value: f"{value:.2f}"),
         Column("weights", "weights_bytes", _mebibytes),
         Column("activations of a stage", "activations_bytes", _mebibytes),
         words={"built": "model"},
     ),
-    short=("built", "ranks", "replicas", "most_bytes", "share", "target", "met"),
-    picture=harness.bars("{built}, {ranks} ranks, {replicas} pipelines", {"most_bytes": "most memory of a rank"},
-                         "MiB", unit=2.0**-20),
+    short=("built", "ranks", "replicas", "sharded", "most_bytes", "share", "target", "met"),
+    picture=harness.bars("{built}, {ranks} ranks, {replicas} pipelines, sharded: {sharded}",
+                         {"most_bytes": "most memory of a rank"}, "MiB", unit=2.0**-20),
 )  # fmt: skip

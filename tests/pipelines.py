@@ -55,6 +55,22 @@ def grouped(dtype: Any = np.float64, group: Callable[..., nn.Layer] = nn.Stage) 
     )
 
 
+def unet(dtype: Any = np.float64, draws: bool = False) -> nn.Sequential:
+    """Return a small U-Net: its skip connections cross stages, and one passes another; with `draws` dropout too."""
+
+    def convolution(given: int, made: int) -> nn.Conv2d:
+        return nn.Conv2d(given, made, 3, padding=1, dtype=dtype, rng=given + made)
+
+    extra = [nn.BatchNorm2d(4, dtype=dtype), nn.ReLU(), nn.Dropout(0.2, rng=3)] if draws else []
+    return nn.Sequential(
+        nn.Stash("image"), nn.Stage(convolution(2, 4), nn.Tanh(), nn.Stash("fine")), nn.MaxPool2d(2),
+        nn.Sequential(convolution(4, 5), nn.Stash("coarse"), nn.Tanh(), convolution(5, 5)), nn.Pop("coarse"),
+        convolution(5, 4), *extra, nn.Upsample(scale_factor=2), nn.Stash("coarse"), nn.Pop("fine", "concat"),
+        convolution(8, 4), nn.Pop("coarse"), nn.Pop("image", "concat"), nn.Stage(nn.Flatten(), nn.Linear(
+            96, 3, dtype=dtype, rng=1)),
+    )  # fmt: skip
+
+
 def lenet5(dtype: Any = np.float64) -> nn.Sequential:
     """Return LeNet-5."""
     return models.lenet5(dtype=dtype, classes=3, rng=0)
@@ -78,6 +94,7 @@ def transformer(dtype: Any = np.float64) -> nn.Sequential:
 MODELS: dict[str, tuple[Callable[..., nn.Sequential], tuple[int, ...]]] = {
     "mlp": (mlp, (7,)), "gru": (gru, (5, 3)), "lenet5": (lenet5, (1, 28, 28)), "vgg11": (vgg11, (3, 32, 32)),
     "densenet": (densenet, (3, 8, 8)), "transformer": (transformer, (5, 3)), "grouped": (grouped, (1, 6, 6)),
+    "unet": (unet, (2, 4, 4)),
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from sparsebp.core.absent import built
 from sparsebp.core.errors import OptionError
+from sparsebp.core.packed import packed, passes_by
 
 T = TypeVar("T")
 
@@ -201,6 +202,9 @@ def batch_axes_of(layer: Any) -> tuple[int, int] | None:
 
 def forward_of(layer: Any, x: Any, *more: Any, **options: Any) -> tuple[Any, Any]:
     """Return ``layer.forward(x)``, checked to be an array and the values saved for the backward."""
+    if passes_by(layer, x):
+        y, saved = forward_of(layer, x.x, *more, **options)
+        return packed(x.names, (y, *x.stashed)), saved
     try:
         found = layer.forward(x, *more, **options)
     except RecursionError:

@@ -86,6 +86,7 @@ from sparsebp.nn.recurrent.layers import GRU, LSTM, RNN
 from sparsebp.nn.recurrent.lru import LRU
 from sparsebp.nn.recurrent.selective import SelectiveScan
 from sparsebp.nn.sequential import Sequential, Stage
+from sparsebp.nn.skips import Pop, Stash
 from sparsebp.nn.upsample import Upsample
 
 __all__ = [
@@ -155,6 +156,7 @@ __all__ = [
     "MultiheadAttention",
     "NLLLoss",
     "PReLU",
+    "Pop",
     "PositionalEmbedding",
     "PruneReport",
     "RMSNorm",
@@ -172,6 +174,7 @@ __all__ = [
     "Softplus",
     "Softsign",
     "Stage",
+    "Stash",
     "Sum",
     "Tanh",
     "TransformerEncoderLayer",

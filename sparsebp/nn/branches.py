@@ -31,7 +31,7 @@ class Branches(Container):
         self.children = {name: check_layer(f"branch {name}", branch) for name, branch in branches.items()}
 
 
-def _sum(arrays: Sequence[Array]) -> Array:
+def add_up(arrays: Sequence[Array]) -> Array:
     """Return the sum of large arrays of one shape and dtype, whose memory is used again by the next step."""
     total, *others = arrays
     xp = backend.namespace(*arrays)
@@ -80,7 +80,7 @@ class Concat(Branches):
                              expected="(B, channels, …) that differ in the channels alone",
                              got=", ".join(str(y.shape) for y in outputs))  # fmt: skip
         shapes, coupled = [out.shape for out in outputs], coupled_now(self.children.values())
-        return _side_by_side(xp, outputs), ConcatSaved(x, shapes, list(saved), coupled)
+        return side_by_side(xp, outputs), ConcatSaved(x, shapes, list(saved), coupled)
 
     def gradients(self, gy: Array, saved: ConcatSaved) -> Gradients:
         """Return the gradients: each branch's of its part of gy, those at the input added up."""
@@ -97,7 +97,7 @@ class Concat(Branches):
 
         branches = Shared(of_branches, xp)
         return Gradients(
-            self, gy, saved, lambda: _sum([branch.input_grad() for branch in branches().values()]), branches
+            self, gy, saved, lambda: add_up([branch.input_grad() for branch in branches().values()]), branches
         )
 
     def input_grad_work(self, shape: tuple[int, ...], saved: ConcatSaved) -> Work:
@@ -121,7 +121,7 @@ class Concat(Branches):
             yield Link(branch, branch_saved, saved.x.shape, shape, number in saved.coupled)
 
 
-def _side_by_side(xp: ModuleType, arrays: Sequence[Array]) -> Array:
+def side_by_side(xp: ModuleType, arrays: Sequence[Array]) -> Array:
     """Return arrays (B, channels, …) along the channels."""
     if backend.is_host(xp):
         return xp.concatenate(arrays, axis=1)
@@ -193,7 +193,7 @@ class Sum(Branches):
                              got=", ".join(f"{name}: {y.shape} {y.dtype}" for name, y in
                                            zip(self.children, outputs, strict=True)),
                              remedy="Let a branch project: a convolution of width 1, or Linear")  # fmt: skip
-        return _sum(outputs), SumSaved(x, outputs[0].shape, saved, coupled_now(self.children.values()))
+        return add_up(outputs), SumSaved(x, outputs[0].shape, saved, coupled_now(self.children.values()))
 
     def gradients(self, gy: Array, saved: SumSaved) -> Gradients:
         """Return the gradients: each branch's of gy, those at the input added up."""
@@ -201,7 +201,7 @@ class Sum(Branches):
         links = zip(self.children.items(), saved.branches, strict=True)
         branches = {name: gradients_of(branch, gy, kept) for (name, branch), kept in links}
         return Gradients(
-            self, gy, saved, lambda: _sum([branch.input_grad() for branch in branches.values()]), lambda: branches
+            self, gy, saved, lambda: add_up([branch.input_grad() for branch in branches.values()]), lambda: branches
         )
 
     def input_grad_work(self, shape: tuple[int, ...], saved: SumSaved) -> Work:

@@ -21,6 +21,7 @@ from sparsebp.core import masks as masking
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError, StaleError
 from sparsebp.core.locks import forkable_lock
+from sparsebp.core.packed import Packed, packed, passes_by
 from sparsebp.core.shortcuts import shortcuts_of
 
 T = TypeVar("T")
@@ -191,6 +192,28 @@ class NamedGradients(Gradients):
         return [*super().__dir__(), *self._names]
 
 
+class PassingGradients(Gradients):
+    """`Gradients` of a layer that stashed arrays have passed by; their gradients pass it by too."""
+
+    __slots__ = ("of_layer",)
+
+    def __init__(self, of_layer: Gradients, gy: Packed) -> None:
+        super().__init__(of_layer.layer, gy, of_layer.saved)
+        self.of_layer = of_layer
+
+    def input_grad(self) -> Any:
+        """I, with the gradients that pass by."""
+        return packed(self.gy.names, (self.of_layer.input_grad(), *self.gy.stashed))
+
+    def weight_grad(self) -> dict[str, Array]:
+        """W of the layer."""
+        return self.of_layer.weight_grad()
+
+    def uses(self, wanted: Collection[int]) -> dict[str, Array]:
+        """W of some parameters of the layer."""
+        return self.of_layer.uses(wanted)
+
+
 _making = forkable_lock()
 """Held while a `Gradients` makes its own lock: most need none, since a training step asks each for one thing, once."""
 
@@ -233,8 +256,11 @@ def gradients_of(layer: Any, gy: Array | None, saved: Any, **options: Any) -> Gr
     """Return ``layer.gradients(gy, saved, **options)``."""
     # A layer that overrides `input_grad` or `weight_grad` and inherits a parent's own `gradients` gets the default
     # ones.
+    if passes_by(layer, gy):
+        at: Any = gy
+        return PassingGradients(gradients_of(layer, at.x, saved, **options), at)
     if "gradients" in (getattr(layer, "valid_shortcuts", None) or shortcuts_of(layer)):
-        found: Gradients = layer.gradients(gy, saved, **options)
+        found = layer.gradients(gy, saved, **options)
         return found
     given = [name for name, value in options.items() if value is not None]
     if given:

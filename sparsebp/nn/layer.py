@@ -20,6 +20,7 @@ from sparsebp.core import masks as masking
 from sparsebp.core.absent import held, is_absent, refuse
 from sparsebp.core.check import Array, ProductFactors, check_flag, shown
 from sparsebp.core.errors import FileFormatError, OptionError, ShapeError
+from sparsebp.core.packed import unpacked
 from sparsebp.core.reprs import call_text, nested
 from sparsebp.core.shortcuts import LayerType, forward_of, only_described, say_own, says
 from sparsebp.nn.gradients import Back, Gradients, undisturbed
@@ -360,7 +361,7 @@ class Layer(metaclass=LayerType):
         """
         backend.namespace(x)
         y, saved = forward_of(self, x.copy(), **options)
-        return y.copy(), Back(self, saved)
+        return unpacked(y).copy(), Back(self, saved)
 
     def gradients(self, gy: Array, saved: Any) -> Gradients:
         """Return the gradients of one forward at one `gy`; nothing is computed before it is asked for.
@@ -510,7 +511,7 @@ class Layer(metaclass=LayerType):
     def __call__(self, x: Array, /, *more: Any, **options: Any) -> Any:
         """Return the output alone and save nothing for backward; further arguments go to `forward`."""
         with inference_mode():
-            return forward_of(self, x, *more, **options)[0]
+            return unpacked(forward_of(self, x, *more, **options)[0])
 
     # ---- parameters ----------------------------------------------------------------------------------------------
 

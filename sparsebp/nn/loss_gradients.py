@@ -8,6 +8,7 @@ from typing import Any
 from sparsebp.core import masks as masking
 from sparsebp.core.check import Array, shown
 from sparsebp.core.errors import OptionError
+from sparsebp.core.packed import unpacked
 from sparsebp.core.shortcuts import forward_of
 from sparsebp.nn.gradients import Gradients, gradients_of, without_pruned
 from sparsebp.nn.steps import seen_by_loss
@@ -59,7 +60,7 @@ def value_and_grad(
 
     def function(x: Array, target: Array, **options: Any) -> tuple[float, dict[str, Array]]:
         prediction, saved = forward_of(model, x, **options)
-        prediction, target, steps = seen_by_loss(model, loss, x, prediction, target, options.get("lengths"))
+        prediction, target, steps = seen_by_loss(model, loss, x, unpacked(prediction), target, options.get("lengths"))
         value, loss_saved = loss.forward(prediction, target)
         gy = loss.input_grad(loss_saved)
         gradients = gradients_of(model, gy if steps is None else steps.spread(gy), saved)

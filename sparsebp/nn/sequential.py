@@ -18,6 +18,7 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.check import Array, Backward, ScanAlgorithm, check_scan_options
 from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
+from sparsebp.core.packed import arrays_of, no_scan
 from sparsebp.core.shortcuts import batch_axes_of, forward_of, is_unbatched, may_be_unbatched
 from sparsebp.nn import fused
 from sparsebp.nn.gradients import Gradients, Shared, gradients_of
@@ -260,7 +261,10 @@ class ChainBackward:
 
     def _segments(self, links: Sequence[Link]) -> Iterator[tuple[bool, Sequence[Link]]]:
         """Yield ``(whether it can be scanned, links from last to first)`` from the last segment to the first."""
-        if self.options.algorithm == "bp":
+        skips = self.options.algorithm != "bp" and any(getattr(link.layer, "takes_stashed", False) for link in links)
+        if skips and self.options.algorithm != "auto":
+            raise no_scan()
+        if self.options.algorithm == "bp" or skips:
             yield False, links[::-1]
             return
         for alone, group in groupby(reversed(links), _stands_alone):
@@ -471,6 +475,11 @@ class Sequential(Container):
         self.modules()
         return self._named(prefix) if self._opens() else [(prefix, self)]
 
+    @property
+    def takes_stashed(self) -> bool:
+        """Whether a layer inside stashes an activation, or joins one."""
+        return any(getattr(layer, "takes_stashed", False) for layer in self.children.values())
+
     def _opens(self) -> bool:
         """Whether the layers inside are links of a chain around this one."""
         return "stages" in self.valid_shortcuts
@@ -529,7 +538,7 @@ class Sequential(Container):
         ShapeError, DTypeError
             A layer does not take its input's shape or dtype; the message names the layer and the shape of x.
         """
-        backend.namespace(x)
+        backend.namespace(arrays_of(x)[0])
         shapes: list[tuple[int, ...]] = []
         saved: list[Any] = []
         options = {} if lengths is None else self._lengths_of(lengths)
@@ -554,7 +563,7 @@ class Sequential(Container):
             if found is not None:
                 shapes.append(x.shape)
                 saved.append(x)
-        like = backend.namespace(x).empty(0, x.dtype)
+        like = backend.namespace(arrays_of(x)[0]).empty(0, x.dtype)
         return x, SequentialSaved(saved, shapes, x.shape, like, coupled_now(self.children.values()))
 
     def _lengths_of(self, lengths: Any) -> dict[str, dict[str, Any]]:
@@ -570,7 +579,7 @@ class Sequential(Container):
 
     def gradients(self, gy: Array, saved: SequentialSaved) -> Gradients:
         """Return the gradients: through the chain of I, or the scan in its place."""
-        xp = check_gy(gy, saved.output_shape, saved.like.dtype, saved.like)
+        xp = check_gy(arrays_of(gy)[0], saved.output_shape, saved.like.dtype, saved.like)
         names, links = self._links(saved)
         behind = self._behind_first(links, _has_parameters)
         last = gradients_of(links[-1].layer, gy, links[-1].saved)

@@ -66,22 +66,38 @@ class PieceOptimizer:
 
     def take(self) -> None:
         """Move the state here, unless it is here already."""
-        optimizer = self.optimizer
-        if isinstance(optimizer.buffers, Moved):
+        optimizer, whole = self.optimizer, self.optimizer.buffers
+        if isinstance(whole, Moved):
             return
-        for kind, arrays in self.buffers.items():
-            for name, array in arrays.items():
-                array[...] = _flat(optimizer.buffers[kind][name], *self.pieces[name])
-        if self._part is not None:
-            self._part._steps[:] = [optimizer.steps[name] for name in self._part.params]
         optimizer.buffers = Moved(self)
         optimizer._columns = Moved(self)  # type: ignore[assignment]
+        for kind, arrays in self.buffers.items():
+            for name in arrays:  # one by one: most of the memory is free again before the last is copied
+                arrays[name] = _flat(whole[kind].pop(name), *self.pieces[name]).copy()
+        self._buffers_replaced()
+        if self._part is not None:
+            self._part._steps[:] = [optimizer.steps[name] for name in self._part.params]
+
+    def expand(self, kind: str, name: str, whole: Array) -> None:
+        """Let a piece be a part of the whole array, which has its values."""
+        if name in self.pieces:
+            self.buffers[kind][name] = _flat(whole, *self.pieces[name])
 
     def restore(self, buffers: Mapping[str, Mapping[str, Array]]) -> None:
         """Give the optimizer its whole state back; `take` moves it here again."""
         optimizer = self.optimizer
         optimizer.buffers = {kind: {**self._absent[kind], **arrays} for kind, arrays in buffers.items()}
         optimizer._columns = optimizer._columns_of(optimizer.buffers)
+        self._buffers_replaced()
+
+    def _buffers_replaced(self) -> None:
+        if self._part is not None:
+            self._part._columns = self._part._columns_of(self.buffers)
+
+    @property
+    def parted(self) -> bool:
+        """Whether the state is here, and the optimizer has none."""
+        return isinstance(self.optimizer.buffers, Moved)
 
     @property
     def buffers(self) -> dict[str, dict[str, Array]]:

@@ -19,10 +19,12 @@ from sparsebp.core.errors import OptionError
 from sparsebp.core.locks import cached_property
 from sparsebp.core.shortcuts import forward_of, shortcuts_of
 from sparsebp.nn import fused
-from sparsebp.nn.gradients import Gradients, gradients_of, undisturbed
+from sparsebp.nn.branches import add_up
+from sparsebp.nn.gradients import Gradients, PassingGradients, gradients_of, undisturbed
 from sparsebp.nn.loss import check_counts, check_mean, count_of, summed
 from sparsebp.nn.recurrent.carried import CarriedState
 from sparsebp.nn.sequential import taking_lengths
+from sparsebp.nn.skips import stashed_after
 from sparsebp.nn.steps import OutputSteps, ValidSteps, class_steps, output_steps
 from sparsebp.optim.optimizer import clip_grad_norm, clip_on_device, square_sums, squared_norms, total_norm
 from sparsebp.schedule import Kind
@@ -47,6 +49,7 @@ class Stages:
 
     # model: A `Layer`, or one stage: anything with `forward`, `weight_grad` and `parameters`.
     # trained: The trained parameters by name, or their names alone, in the model's order; None: all.
+    # stashed: The names of the arrays that go past the end of each stage, see `sparsebp.nn.Stash`.
     # first: The number of the first stage with trained parameters: no gradient is needed at its input, nor before it.
 
     def __init__(self, model: Any, trained: Iterable[str] | None = None) -> None:
@@ -56,6 +59,7 @@ class Stages:
         self._changes = parts.changes
         shared = model.shared_names() if hasattr(model, "shared_names") else {name: name for name in self.names}
         self.all = [_stage(name, layer, shared, frozenset(self.names)) for name, layer in _stages_of(model)]
+        self.stashed = stashed_after([stage.layer for stage in self.all])
         self.first = min((number for number, stage in enumerate(self.all) if stage.parameters), default=len(self.all))
 
     def check_current(self) -> None:
@@ -564,7 +568,8 @@ class Actions:
         if number > self.stages.first:
             step.for_input[m][number] = gradients
         if self.stages[number].parameters:
-            step.for_weights[m][number] = gradients
+            passing = isinstance(gradients, PassingGradients)
+            step.for_weights[m][number] = gradients.of_layer if passing else gradients  # type: ignore[attr-defined]
 
     def input_grad(self, number: int, m: int) -> StepFunction:
         """I, of a stage after the first one with parameters."""
@@ -639,7 +644,7 @@ class Actions:
                 if name in step.own:
                     step.grads[name] += grad
                 elif name in step.grads:  # the layer's array may be part of another one
-                    step.grads[name] = step.grads[name] + grad
+                    step.grads[name] = add_up([step.grads[name], grad])
                     step.own.add(name)
                 else:
                     step.grads[name] = grad

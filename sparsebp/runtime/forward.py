@@ -23,7 +23,8 @@ class ForwardPipeline:
 
     def __init__(self, stages: Stages, owners: Sequence[int], transport: Transport) -> None:
         self._stages, self._owners, self._rank = stages, owners, transport.rank
-        self._p2p = P2PBuffers(transport, backend.namespace(next(iter(stages.model.parameters().values()))))
+        xp = backend.namespace(next(iter(stages.model.parameters().values())))
+        self._p2p = P2PBuffers(transport, xp, stages.stashed)
 
     @property
     def last(self) -> int:

@@ -71,10 +71,13 @@ class GridActions(PipelineActions):
 
     def weight_grad(self, number: int, m: int) -> StepFunction:
         """W; gradients that are complete with it go to their buckets."""
-        run, names = super().weight_grad(number, m), dict.fromkeys(self.stages[number].parameters.values())
+        run = super().weight_grad(number, m)
+        names = dict.fromkeys(self.stages[number].parameters.values()).keys()
 
         def replica(step: Step) -> None:
             run(step)
+            for name in names & step.grads.keys():
+                self.buckets.add(name, step.grads.pop(name))
             if not self._left:
                 self._left = {name: uses * len(step.batches) for name, uses in self._uses.items()}
             for name in names:

@@ -19,6 +19,7 @@ from sparsebp.core import backend
 from sparsebp.core.absent import initial_values, is_absent
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError, ShapeError, TransportError
+from sparsebp.core.packed import arrays_of, packed
 from sparsebp.nn.deferred import absent_in, fill
 from sparsebp.nn.layer import dotted
 from sparsebp.nn.linear import MASK
@@ -97,7 +98,7 @@ class PipelineActions(Actions):
         else:
             step.outbox["I", number + 1, m] = gy
 
-    def receive(self, step: Step, kind: Kind, number: int, m: int, array: Array) -> None:
+    def receive(self, step: Step, kind: Kind, number: int, m: int, array: Any) -> None:
         """Take the output of the stage before an own one, or the gradient at an own one's output."""
         if kind == "F":
             step.flow[m] = array
@@ -204,17 +205,18 @@ class P2PBuffers:
     """Sends and receives the messages of a rank's steps."""
 
     # xp: The namespace of the model's arrays.
+    # stashed: The names of the arrays that are sent along behind each stage; each is sent as one more array.
     # In a step with an input of a new shape, a receive begins when its array is waited for, after everything that its
     # sender has sent before, and no send is waited for before the step's end. The order of the computations alone then
     # keeps the ranks from a deadlock, and `sparsebp.schedule.schedule` has checked that order.
 
-    def __init__(self, transport: Transport, xp: ModuleType) -> None:
-        self._transport, self._xp = transport, xp
+    def __init__(self, transport: Transport, xp: ModuleType, stashed: Sequence[tuple[str, ...]]) -> None:
+        self._transport, self._xp, self._stashed = transport, xp, stashed
         self._carrier = xp if transport.on_device else np
-        self._forms: dict[tuple[int, Hashable], _Form] = {}
+        self._forms: dict[tuple[int, Hashable], tuple[_Form, ...]] = {}
         self._known: set[Hashable] = set()
         self._inputs: Sequence[Hashable] = ()
-        self._posted: dict[Message, tuple[Handle, Array]] = {}
+        self._posted: dict[Message, list[tuple[Handle, Array]]] = {}
         self._due: defaultdict[int, deque[Message]] = defaultdict(deque)  # by sender, in their order: not begun yet
         self._sent: dict[Message, list[tuple[Handle, Array]]] = {}
         self._defers = False
@@ -234,33 +236,37 @@ class P2PBuffers:
         else:
             self._receive(message, self._forms[self._key(message)])
 
-    def take(self, message: Message) -> Array:
-        """Return the array of a message when it has arrived."""
+    def take(self, message: Message) -> Any:
+        """Return the activation of a message, or the gradient, when it has arrived."""
         while message not in self._posted:
             first = self._due[message.sender].popleft()
             key = self._key(first)
             if first.source.kind == "F" and key[1] not in self._known:
-                self._forms[key] = self._header(first)
+                self._forms[key] = tuple(self._header(first) for _ in range(1 + len(self._stashed[first.boundary])))
             self._receive(first, self._forms[key])  # a gradient's is the form of the output that this rank has sent
-        handle, array = self._posted.pop(message)
-        handle.wait()
-        return backend.as_namespace(array, self._xp)
+        arrays = []
+        for handle, array in self._posted.pop(message):
+            handle.wait()
+            arrays.append(backend.as_namespace(array, self._xp))
+        return packed(self._stashed[message.boundary], tuple(arrays))
 
-    def send(self, message: Message, array: Array) -> None:
+    def send(self, message: Message, value: Any) -> None:
         """Begin to send."""
-        key, form = self._key(message), _Form(array.shape, array.dtype)
+        arrays = arrays_of(value)
+        key, forms = self._key(message), tuple(_Form(array.shape, array.dtype) for array in arrays)
         sends = self._sent.setdefault(message, [])
         if message.source.kind == "F" and key[1] not in self._known:
-            self._forms[key] = form
-            header = _written(form)
-            sends.append((self._transport.isend(self._carried(header), message.receiver, message.tag), header))
-        elif self._forms[key] != form:
+            self._forms[key] = forms
+            for header in map(_written, forms):
+                sends.append((self._transport.isend(self._carried(header), message.receiver, message.tag), header))
+        elif self._forms[key] != forms:
             raise ShapeError(
                 f"{message.source} returns another shape than before, or than the output that it is a gradient of",
-                expected=_shown(self._forms[key]), got=_shown(form), remedy="Let shapes depend on the input's alone"
+                expected=", ".join(map(_shown, self._forms[key])), got=", ".join(map(_shown, forms)),
+                remedy="Let shapes depend on the input's alone"
             )  # fmt: skip
-        carried = self._carried(array)
-        sends.append((self._transport.isend(carried, message.receiver, message.tag), carried))
+        for carried in map(self._carried, arrays):
+            sends.append((self._transport.isend(carried, message.receiver, message.tag), carried))
 
     def sent(self, message: Message) -> None:
         """Wait until a message has left, and release its array."""
@@ -296,9 +302,9 @@ class P2PBuffers:
     def _key(self, message: Message) -> tuple[int, Hashable]:
         return message.boundary, self._inputs[message.source.microbatch or 0]
 
-    def _receive(self, message: Message, form: _Form) -> None:
-        out = self._carrier.empty(form.shape, form.dtype)
-        self._posted[message] = self._transport.irecv(out, message.sender, message.tag), out
+    def _receive(self, message: Message, forms: Sequence[_Form]) -> None:
+        arrays = [self._carrier.empty(*form) for form in forms]
+        self._posted[message] = [(self._transport.irecv(out, message.sender, message.tag), out) for out in arrays]
 
     def _header(self, message: Message) -> _Form:
         header = self._carrier.empty(2 + _MOST_AXES, np.float64)
@@ -677,7 +683,7 @@ class PipelineExecutor(Executor):
         self._actions = self._make_actions(loss, optimizer, clip_norm, observer or Observer(), own)
         self._actions.recomputed = schedule.recomputed
         xp = backend.namespace(next(iter(model.parameters().values())))
-        self._p2p = P2PBuffers(transport, xp)
+        self._p2p = P2PBuffers(transport, xp, self.stages.stashed)
         names = {number: tuple(dict.fromkeys(self.stages[number].parameters.values())) for number in own}
         stashed = schedule.graph.weights == "stashed"
         self._predictor = predictor

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from statistics import median
 from typing import Any, ClassVar, TypeVar
 
@@ -59,7 +60,7 @@ class Bucket:
     # flat: Their gradients: this rank's, then, once waited for, the sums over all ranks. Zeros at the end make it
     # divisible by the number of ranks.
     # views: The gradient of each parameter within `flat`, of the parameter's shape.
-    flat: Array
+    flat: Array = None
 
     def __init__(self, params: Mapping[str, Array], transport: Transport) -> None:
         self.names, self.sizes = tuple(params), {name: param.size for name, param in params.items()}
@@ -79,11 +80,17 @@ class Bucket:
             self.views[name] = self.flat[begin : begin + param.size].reshape(param.shape)
             begin += param.size
 
-    def put(self, name: str, grad: Array | int) -> Array:
-        """Write this rank's gradient of a parameter, or 0, and return its array."""
-        view = self.views[name]
-        view[...] = grad
-        return view
+    def put(self, name: str, grad: Array | int) -> None:
+        """Write this rank's gradient of a parameter, or 0."""
+        self.views[name][...] = grad
+
+    def add(self, name: str, grad: Array) -> None:
+        """Add a further micro-batch's gradient of a parameter."""
+        self.views[name] += grad
+
+    def array(self, name: str) -> Array:
+        """Return what stands for a parameter's gradient until its sum has arrived."""
+        return self.views[name]
 
 
 class Buckets:
@@ -104,11 +111,21 @@ class Buckets:
         self.all = [self.kind({name: params[name] for name in names}, transport) for names in parts]
         self._of = {name: bucket for bucket in self.all for name in bucket.names}
         self._next = 0
+        self._begun: set[str] = set()  # parameters with a gradient here that is not complete
+
+    def add(self, name: str, grad: Array) -> None:
+        """Take over a micro-batch's gradient of a parameter, whose memory is free from then on."""
+        bucket = self._of[name]
+        (bucket.add if name in self._begun else bucket.put)(name, grad)
+        self._begun.add(name)
 
     def put(self, grads: dict[str, Array], name: str) -> None:
         """Take over this rank's gradient of a parameter, zero if it has none; `grads` then has its view here."""
         bucket = self._of[name]
-        grads[name] = bucket.put(name, grads.get(name, 0))
+        if name not in self._begun:
+            bucket.put(name, grads.get(name, 0))
+        self._begun.discard(name)
+        grads[name] = bucket.array(name)
         bucket.missing -= 1
         bucket.summed = False
         while self._next < len(self.all) and self.all[self._next].missing == 0:
@@ -453,19 +470,35 @@ class ShardedBucket(Bucket):
                 self.places[name], self.bounds[name] = slice(width, width + end - begin), (begin, end)
             self.slots[name] = width, length
             width += length
-        self._rows = transport.size, width
-        self.flat, self.shard = (
-            backend.namespace(first).zeros(rows * width, first.dtype) for rows in (transport.size, 1)
-        )
+        self._rows, self.dtype, self.xp = (transport.size, width), first.dtype, backend.namespace(first)
+        self.open()
 
-    def put(self, name: str, grad: Array | int) -> Array:
-        """Write this rank's gradient of a parameter, or 0, and return its array."""
+    def open(self) -> None:
+        """Make the arrays, unless they are there."""
+        if self.flat is None:
+            self.flat, self.shard = (self.xp.zeros(size, self.dtype) for size in (prod(self._rows), self._rows[1]))
+
+    def close(self) -> None:
+        """Free the arrays between two steps."""
+        self.flat = self.shard = None
+
+    def put(self, name: str, grad: Array | int) -> None:
+        """Write this rank's gradient of a parameter, or 0."""
+        self.open()
         if isinstance(grad, int):
             begin, length = self.slots[name]
             self.flat.reshape(self._rows)[:, begin : begin + length] = grad
         else:
             for slots, part in self._pairs(name, self.flat, grad.reshape(-1)):
                 slots[...] = part
+
+    def add(self, name: str, grad: Array) -> None:
+        """Add a further micro-batch's gradient of a parameter."""
+        for slots, part in self._pairs(name, self.flat, grad.reshape(-1)):
+            slots[...] += part
+
+    def array(self, name: str) -> Array:
+        """Return what stands for a parameter's gradient until its sum has arrived."""
         return self.flat
 
     def read(self, name: str, flat: Array, out: Array) -> None:
@@ -554,7 +587,7 @@ class ShardedUpdates(Actions):
         if not names:
             return
         rows = {name: row for row, name in enumerate(names)}
-        squares = backend.namespace(self.buckets.all[0].flat).zeros(len(names), np.float64)
+        squares = self.buckets.all[0].xp.zeros(len(names), np.float64)
         for some, sums in square_sums(grads):
             squares[[rows[name] for name in some]] = sums
         self.buckets.timed(self.buckets.transport.allreduce(squares))
@@ -588,24 +621,26 @@ class ShardedActions(ShardedUpdates, ReplicaActions):
 
 def gathered(optimizer: PieceOptimizer, buckets: ShardedBuckets, *, keep: bool) -> None:
     """Gather the optimizer state of all ranks, where `keep` says so; all ranks call this."""
-    transport = buckets.transport
-    whole: dict[str, dict[str, Array]] = {}
-    for kind, names in optimizer.kinds.items():
-        arrays: dict[str, Array] = {}
-        for bucket in buckets.all:
-            xp = backend.namespace(bucket.flat)
-            own, out = xp.zeros_like(bucket.shard), xp.empty_like(bucket.flat)
+    keep = keep and optimizer.parted  # the optimizer may have its whole state since the last step
+    whole: dict[str, dict[str, Array]] = {kind: {} for kind in optimizer.kinds}
+    for bucket in buckets.all:
+        bucket.close()
+    for bucket in buckets.all:
+        bucket.open()
+        for kind, names in optimizer.kinds.items():
             for name, piece in optimizer.buffers.get(kind, {}).items():
                 if name in bucket.places:
-                    own[bucket.places[name]] = piece
-            transport.allgather(own, out).wait()
+                    bucket.shard[bucket.places[name]] = piece
+            buckets.transport.allgather(bucket.shard, bucket.flat).wait()
             for name in bucket.names if keep else ():
                 if name in names:
-                    arrays[name] = xp.empty_like(buckets.params[name])
-                    bucket.read(name, out, arrays[name])
-        whole[kind] = {name: arrays[name] for name in names if name in arrays}
+                    whole[kind][name] = array = bucket.xp.empty_like(buckets.params[name])
+                    bucket.read(name, bucket.flat, array)
+                    optimizer.expand(kind, name, array)
+        bucket.close()
     if keep:
-        optimizer.restore(whole)
+        optimizer.restore({kind: {name: whole[kind][name] for name in names if name in whole[kind]}
+                           for kind, names in optimizer.kinds.items()})  # fmt: skip
 
 
 class ReplicaExecutor(PlainExecutor):

@@ -37,7 +37,7 @@ from sparsebp.data.instruments import SETTINGS, FeatureSet, class_names, load_in
 from sparsebp.nn.pruning import PruneMethod
 from sparsebp.schedule.reorder import Fusion
 from sparsebp.train.checkpoint import load_weights
-from sparsebp.train.setup import ON_RANKS, asynchronous, check_ranks, check_schedule
+from sparsebp.train.setup import asynchronous, check_ranks, check_schedule, on_ranks
 from sparsebp.train.trainer import Trainer
 
 # Options of every training run; the families add their data and models.
@@ -88,7 +88,7 @@ class TrainConfig(abc.ABC):
     schedule: Annotated[
         str,
         Option(
-            f"Order of a step: conventional, ooo, or an action CSV; under mpiexec {', '.join(ON_RANKS)}.",
+            f"Order of a step: conventional, ooo, or an action CSV; under mpiexec {', '.join(on_ranks())}.",
             shown="conventional",
         ),
     ] = "conventional"

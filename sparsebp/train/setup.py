@@ -21,7 +21,7 @@ from sparsebp.runtime.pipeline import PipelineExecutor, check_fits_ranks, own_st
 from sparsebp.runtime.replicas import ReplicaExecutor, ReverseFirstKExecutor
 from sparsebp.runtime.search import SCHEDULE_NAME, OutOfOrderExecutor
 from sparsebp.schedule import Schedule
-from sparsebp.schedule.builders import BUILDERS, Fusion, build, conventional, data_parallel
+from sparsebp.schedule.builders import BUILDERS, Fusion, build, conventional, data_parallel, discover_builders
 from sparsebp.schedule.files import read_csv, to_csv, without_weights
 from sparsebp.train.monitors import check_measured
 from sparsebp.train.state import TrainingState
@@ -29,20 +29,23 @@ from sparsebp.train.state import TrainingState
 # Options, and the schedule that they name.
 
 REPLICAS, FIRST_K = "data-parallel", "reverse-first-k"
-_PIPELINES = (
-    name
-    for name, make in BUILDERS.items()
-    if "workers" in inspect.signature(make).parameters and name != "forward-only"
-)
-ON_RANKS = (REPLICAS, FIRST_K, *_PIPELINES)
-"""Names of schedules for several ranks."""
-SCHEDULES = ("conventional", "ooo", *ON_RANKS)
-"""Names of schedules; any other text is a path."""
+
+
+def on_ranks() -> tuple[str, ...]:
+    """Return the names of schedules for several ranks, registered builders' among them."""
+    pipelines = (name for name, make in BUILDERS.items()
+                 if "workers" in inspect.signature(make).parameters and name != "forward-only")  # fmt: skip
+    return (REPLICAS, FIRST_K, *pipelines)
+
+
+def schedule_names() -> tuple[str, ...]:
+    """Return the names of schedules; any other text is a path."""
+    return ("conventional", "ooo", *on_ranks())
 
 
 def asynchronous(schedule: Any) -> bool:
     """Return whether a schedule's name is one with updates between micro-batches, which change the losses."""
-    if not isinstance(schedule, str) or schedule not in ON_RANKS or schedule in (REPLICAS, FIRST_K):
+    if not isinstance(schedule, str) or schedule not in on_ranks() or schedule in (REPLICAS, FIRST_K):
         return False
     return build(schedule).graph.updates == "microbatch"
 
@@ -134,17 +137,20 @@ def check_ranks(schedule: Any, transport: Transport | None) -> None:
         check_transport(transport)
     # A path need not exist yet: its reader reports that it is missing.
     path = not isinstance(schedule, str) or os.path.dirname(schedule) or schedule.lower().endswith(".csv")
-    if not path and schedule not in SCHEDULES and not os.path.exists(schedule):
+    if not path and schedule not in schedule_names():
+        discover_builders()
+    names = schedule_names()
+    if not path and schedule not in names and not os.path.exists(schedule):
         raise OptionError(
-            "Unknown schedule", expected=f"{', '.join(SCHEDULES)}, or the path of an action CSV", got=repr(schedule),
-            remedy=did_you_mean(schedule, SCHEDULES) or "Pass one of the names, or a file that is there",
+            "Unknown schedule", expected=f"{', '.join(names)}, or the path of an action CSV", got=repr(schedule),
+            remedy=did_you_mean(schedule, names) or "Pass one of the names, or a file that is there",
         )  # fmt: skip
-    if transport is None and isinstance(schedule, str) and schedule in ON_RANKS:
+    if transport is None and isinstance(schedule, str) and schedule in on_ranks():
         raise OptionError(f"The schedule {schedule!r} is of several workers", expected="a transport between them",
                           got="transport=None", remedy="Pass transport=, under mpiexec that of MPI: mpiexec -n 4 "
                           "sparsebp train …; see the how-to guide on many workers")  # fmt: skip
     if transport is not None and transport.size > 1 and schedule in ("conventional", "ooo"):
-        raise OptionError("Several ranks need a schedule of theirs", expected=", ".join(ON_RANKS), got=repr(schedule),
+        raise OptionError("Several ranks need a schedule of theirs", expected=", ".join(on_ranks()), got=repr(schedule),
                           remedy="Pass schedule='1f1b', say, or start one process")  # fmt: skip
 
 
@@ -177,10 +183,11 @@ def schedule_of(
         return conventional(stages=len(stages), microbatches=accumulate, fusion=fusion, unweighted=stages.unweighted)
     if schedule == REPLICAS:
         return data_parallel(stages=len(stages), microbatches=accumulate, unweighted=stages.unweighted)
-    if isinstance(schedule, str) and schedule in ON_RANKS:
-        size: dict[str, Any] = {"stages": len(stages), "microbatches": accumulate, "unweighted": stages.unweighted}
-        return build(schedule, workers=ranks, **size)
-    given = schedule if isinstance(schedule, Schedule) else read_csv(schedule)
+    if isinstance(schedule, str) and schedule in on_ranks():
+        given = build(schedule, workers=ranks, stages=len(stages), microbatches=accumulate,
+                      unweighted=stages.unweighted, strict=False)  # fmt: skip
+    else:
+        given = schedule if isinstance(schedule, Schedule) else read_csv(schedule)
     if not given.graph.backward:
         raise OptionError("The schedule has forwards alone", expected="gradients to train with", got=shown(given.name))
     if given.graph.microbatches != accumulate:

@@ -49,13 +49,13 @@ from sparsebp.train.monitors import ModelCheckpoint
 from sparsebp.train.ranks import aborting_others, agree, notify_on_rank_0
 from sparsebp.train.runner import Runner
 from sparsebp.train.setup import (
-    SCHEDULES,
     check_monitors,
     check_parts,
     check_predictor,
     check_ranks,
     check_replicas,
     check_schedule,
+    schedule_names,
     scheduler_of,
     stages_by_rank,
     staleness,
@@ -227,7 +227,7 @@ class Trainer(TrainingState):
         check_schedule(fusion, accumulate, schedule, clip_norm)
         check_ranks(schedule, transport)
         pipeline_ranks, replica_ranks = check_replicas(replicas, schedule, transport)
-        named = isinstance(schedule, Schedule) or schedule in SCHEDULES
+        named = isinstance(schedule, Schedule) or schedule in schedule_names()
         if transport is None and (sharded or predictor is not None or note is not None):
             raise OptionError("sharded, predictor and note are for several ranks", expected="transport=",
                               got="transport=None")  # fmt: skip

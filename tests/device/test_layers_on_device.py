@@ -356,6 +356,21 @@ OF_SEQUENCES: dict[str, Callable[[Any], Any]] = {  # of (3, 5, 6); the argument 
 }
 
 
+def test_skip_connections(device: Backend) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 4, 6, 5))
+
+    def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
+        layer = place(nn.Sequential(
+            nn.Stash("a"), nn.Conv2d(4, 4, 1, dtype=float, rng=0), nn.Stash("b"), nn.Tanh(), nn.Pop("a", "concat"),
+            nn.Conv2d(8, 4, 1, dtype=float, rng=1), nn.Pop("b"),
+        ))  # fmt: skip
+        y, saved = layer.forward(array(x))
+        g = layer.gradients(array(np.random.default_rng(1).standard_normal(y.shape)), saved)
+        return {"y": y, "gx": g.input_grad(), **g.weight_grad()}
+
+    both(device, run)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", OF_SEQUENCES)
 def test_layers_of_sequences(device: Backend, name: str, dtype: Any) -> None:

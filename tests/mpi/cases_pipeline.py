@@ -47,7 +47,7 @@ def schedules_have_the_bits_of_ranks_that_are_threads(transport: Transport) -> N
         *(("mlp", name, None) for name in p.SYNCHRONOUS if name != "dualpipe" or transport.size % 2 == 0),
         ("mlp", "pipedream", None), ("mlp", "dualpipe-2018", None),
         ("mlp", "dualpipe-2018", optim.MomentumPredictor), ("gru", "dualpipe-2018", optim.OptimizerRulePredictor),
-        ("densenet", "1f1b", None), ("grouped", "zb-h1", None),
+        ("densenet", "1f1b", None), ("grouped", "zb-h1", None), ("unet", "1f1b", None), ("unet", "pipedream", None),
     ]  # fmt: skip
     for name, schedule, predictor in kinds:
         found = trained(transport, name, schedule, predictor)

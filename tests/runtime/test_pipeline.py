@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from sparsebp.runtime.timeline import Timeline
 from sparsebp.schedule import StepGraph
 from sparsebp.schedule.builders import build, place_updates
 from sparsebp.schedule.simulation import Event
+from sparsebp.train import Trainer
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -69,6 +71,48 @@ def test_groups_of_layers_have_the_numbers_of_their_layers(schedule, size):
     p.assert_close(found, wanted, **TIGHT)
     steps = [p.batches("grouped", [2, 3, 1, 2], seed=seed) for seed in range(2)]
     p.assert_close(found, p.alone(lambda: p.grouped(group=nn.Sequential), p.momentum, steps), **TIGHT)
+
+
+@pytest.mark.parametrize("schedule", p.SYNCHRONOUS)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_skip_connections_cross_ranks(schedule, size):
+    """Bit for bit, as without: the gradients at what is stashed are added in the order of one worker."""
+    if schedule == "dualpipe" and size % 2:
+        pytest.skip("DualPipe has two halves of ranks")
+    found, wanted = one_step_each("unet", schedule, size, p.filling(schedule, size, [2, 3, 1, 2]))
+    p.assert_close(found, wanted, **TIGHT)
+    if schedule != "dualpipe":
+        assert found[0] == wanted[0]
+        assert p.digest(found[1]) == p.digest(wanted[1])
+
+
+def test_skip_connections_with_draws_statistics_and_second_forwards():
+    def make():
+        return p.unet(draws=True)
+
+    steps = [p.batches("unet", counts, seed=counts[0]) for counts in ([4, 4, 4], [3, 2, 1], [4, 1])]
+    wanted = p.alone(make, p.momentum, steps)
+    for again in (), range(len(Stages(make()))):
+        found = p.on_ranks(3, make, p.momentum, steps, lambda model, again=again: replace(
+            p.schedule_of("1f1b", model, 3, 3), recomputed=frozenset(again)))  # fmt: skip
+        p.assert_close(found, wanted, **TIGHT)
+        assert p.digest(found[1]) == p.digest(wanted[1])
+
+
+def test_skip_connections_where_ranks_hold_their_own_stages():
+    x, target = p.batches("unet", [12])[0]
+
+    def run(transport):
+        with nn.deferred_init():
+            model = p.unet(draws=True)
+        options = {} if transport is None else {"transport": transport, "schedule": "1f1b"}
+        trainer = Trainer(model, nn.CrossEntropyLoss(), p.momentum(model), accumulate=2, rng=0, **options)
+        history = trainer.fit((x, target), epochs=2, batch_size=6, validation=(x[:5], target[:5]), verbose=False)
+        return [*history.loss, *(epoch.validation_loss for epoch in history.epochs)]
+
+    wanted = run(None)
+    for found in run_ranks(3, run):
+        np.testing.assert_allclose(found, wanted, **TIGHT)
 
 
 @pytest.mark.parametrize("name", ["mlp", "gru"])

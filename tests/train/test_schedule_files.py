@@ -7,7 +7,7 @@ import pytest
 
 import sparsebp as sb
 from sparsebp.core.errors import OptionError
-from sparsebp.schedule import Action, Overlap, Schedule, write_csv
+from sparsebp.schedule import Action, Overlap, Schedule, builders, write_csv
 from sparsebp.schedule.builders import build
 from sparsebp.schedule.files import without_weights
 
@@ -29,6 +29,28 @@ def test_pytorchs_files_train_models_with_stages_without_weights(tmp_path, name)
     schedule = build(name, workers=2, stages=4, microbatches=4)
     write_csv(schedule, tmp_path / "theirs.csv", torch=True)
     first, second = sb.run_ranks(2, lambda transport: trained(str(tmp_path / "theirs.csv"), transport))
+    assert first == second
+    np.testing.assert_allclose(first, trained("conventional"), rtol=1e-5)
+
+
+def test_builders_of_packages_train_by_name(monkeypatch):
+    class Point:
+        name = "of-a-package"
+
+        def load(self):
+            return lambda *, workers, stages, microbatches: build(
+                "zb-v", workers=workers, stages=stages, microbatches=microbatches
+            )
+
+    with pytest.raises(OptionError, match="Unknown schedule"):
+        trained("of-a-package")
+    monkeypatch.setattr(builders, "entry_points", lambda group: [Point()] * (group == "sparsebp.schedules"))
+    try:
+        first, second = sb.run_ranks(2, lambda transport: trained("of-a-package", transport))
+        with pytest.raises(OptionError, match="of several workers"):
+            trained("of-a-package")
+    finally:
+        del builders.BUILDERS["of-a-package"]
     assert first == second
     np.testing.assert_allclose(first, trained("conventional"), rtol=1e-5)
 
