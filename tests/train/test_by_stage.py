@@ -284,6 +284,7 @@ def test_what_cannot_be_is_refused():
     for use in (
         lambda: layer.forward(np.ones((1, 3), np.float32)), layer.state_dict, optim.Adam(layer.parameters()).state_dict,
         lambda: layer.load_state_dict({"weight": np.ones((2, 3), np.float32), "bias": np.ones(2, np.float32)}),
+        lambda: nn.prune(layer, 0.5),
         lambda: layer.weight.__setitem__(0, 1), lambda: layer.to(dtype=float),
         lambda: nn.Sequential(layer, nn.ReLU()).forward(np.ones((1, 3), "f")),
     ):  # fmt: skip
