@@ -11,6 +11,7 @@ import numpy as np
 
 from sparsebp.core import backend
 from sparsebp.core import masks as masking
+from sparsebp.core.absent import is_absent, refuse
 from sparsebp.core.check import check_choice, check_number
 from sparsebp.core.errors import NonFiniteError, OptionError
 from sparsebp.nn.layer import Layer, check_layer, dotted
@@ -106,6 +107,8 @@ def prune(model: Layer, amount: float, method: PruneMethod = "class_uniform", *,
         raise OptionError("There is nothing to prune", expected="a model with convolutions or linear layers",
                           got=type(model).__name__)  # fmt: skip
     _check_optimizer(optimizer, layers)
+    if any(is_absent(layer.params["weight"]) for layer in layers.values()):
+        refuse("pruned")
     masks = _masks(layers, amount, method)
     if not any(mask.any() for mask in masks.values()):
         raise OptionError("Pruning would leave no weight at all", expected="an amount that leaves at least one weight",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sparsebp.core import backend, masks
+from sparsebp.core.absent import initial_values, is_absent
 from sparsebp.core.check import Array, check_flag, check_integer
 from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.core.reprs import call_text
@@ -79,6 +80,15 @@ class EMA:
         layers = self._model.modules() if hasattr(self._model, "modules") else ()
         return {f"{path}.{name}".strip("."): array for path, layer in layers for name, array in layer.buffers.items()}
 
+    def _hold(self) -> None:
+        """Make the averages of parameters that were without memory when this was built: their initial values."""
+        lacking = [array for array in self.averages.values() if is_absent(array)]
+        if not lacking:
+            return
+        made = {id(stand_in): values for stand_in, values in initial_values(lacking)}
+        self._rule._fill(made)
+        self.averages = {name: made.get(id(array), array) for name, array in self.averages.items()}
+
     def _live(self) -> dict[str, Array]:
         """Return the model's parameters, checked if some of its arrays have been replaced."""
         live = self._parameters()
@@ -109,6 +119,7 @@ class EMA:
         if self._inside:
             raise OptionError("The model has its averages now, and they would be averaged", expected="its own weights",
                               got="update inside of averaged()")  # fmt: skip
+        self._hold()
         live, n = self._live(), self.updates
         if n == 0:
             _write(self.averages, live)
@@ -133,10 +144,11 @@ class EMA:
             yield
         finally:
             self._inside = inside
-            _write(arrays, before)
+            _write(self._live() | self._statistics(), before)  # they may be other arrays by now
 
     def apply(self) -> None:
         """Give the model its averages for good. Pruned weights stay 0."""
+        self._hold()
         live = self._live()
         _write(live, self.averages)
         _write(self._statistics(), self._buffers)
@@ -145,6 +157,7 @@ class EMA:
 
     def state_dict(self) -> dict[str, Any]:
         """Return a flat dict: ``"updates"``, and copies of all averages and buffers as ``"averages.<name>"``."""
+        self._hold()
         arrays = {f"averages.{name}": array.copy() for name, array in (self.averages | self._buffers).items()}
         return {"EMA.version": VERSION, "updates": self.updates, **arrays}
 
@@ -159,6 +172,7 @@ class EMA:
             An array does not fit.
         """
         check_named("The state's entries", state)
+        self._hold()
         targets = {f"averages.{name}": array for name, array in (self.averages | self._buffers).items()}
         if state.keys() != targets.keys() | {"EMA.version", "updates"} or state["EMA.version"] != VERSION:
             raise FileFormatError("The state does not fit this EMA", expected=f"EMA.version = {VERSION}, updates, "

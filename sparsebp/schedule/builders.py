@@ -674,9 +674,9 @@ def register_builder(name: str, build: Callable[..., Schedule]) -> None:
     Raises
     ------
     OptionError
-        The name is taken, or the builder cannot be called.
+        The name is taken or no text, or the builder cannot be called.
     """
-    if name in BUILDERS or not callable(build):
+    if not isinstance(name, str) or not name or name in BUILDERS or not callable(build):
         raise OptionError("This builder cannot be registered", expected="a new name, and a function",
                           got=f"{name!r}, {shown(build)}")  # fmt: skip
     BUILDERS[name] = build
@@ -721,16 +721,19 @@ def build(name: str, *, costs: Costs | None = None, fusion: Fusion | None = None
         raise OptionError("Unknown builder", expected=", ".join(BUILDERS), got=repr(name))
     parameters = inspect.signature(BUILDERS[name]).parameters
     given = {key: value for key, value in options.items() if value is not None}
-    unknown = sorted(given.keys() - parameters.keys())
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    unknown = [] if takes_all else sorted(given.keys() - parameters.keys())
     if unknown and strict:
         raise OptionError(f"The builder {name} does not take {' and '.join(unknown)}", expected=", ".join(parameters),
                           got=", ".join(f"{key}={given[key]!r}" for key in unknown))  # fmt: skip
-    given = {key: value for key, value in given.items() if key in parameters}
+    given = {key: value for key, value in given.items() if key not in unknown}
     for key, size in SIZES.items():
-        if key in parameters and parameters[key].default is inspect.Parameter.empty:
+        if parameters[key].default is inspect.Parameter.empty if key in parameters else takes_all:
             given.setdefault(key, size)
     for key, value in (("costs", costs), ("fusion", fusion)):
         if value is not None and key in parameters:
             given[key] = value
     schedule = BUILDERS[name](**given)
+    if not isinstance(schedule, Schedule):
+        raise OptionError(f"The builder {name} returns no schedule", expected="a Schedule", got=shown(schedule))
     return schedule if fusion is None or "fusion" in parameters else place_updates(schedule, fusion)

@@ -72,9 +72,12 @@ def rename_entry(key: str, rename: Callable[[str], str]) -> str:
 def renamed_tensor(name: str, rename: Callable[[str], str]) -> str:
     """Rename the layer in the name of a checkpoint's array."""
     kind, _, rest = name.partition(".")
-    if kind not in ("model", "optimizer"):
-        return name
-    return f"{kind}.{rename(rest) if kind == 'model' else rename_entry(rest, rename)}"
+    if kind == "model":
+        return f"{kind}.{rename(rest)}"
+    if kind == "optimizer":
+        return f"{kind}.{rename_entry(rest, rename)}"
+    callback, averages, rest = name.partition(".averages.")
+    return f"{callback}{averages}{rename(rest)}" if kind == "callbacks" and averages else name
 
 
 def without_groups(options: Mapping[str, Any], layers: list[str]) -> dict[str, Any]:

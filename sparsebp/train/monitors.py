@@ -19,6 +19,7 @@ from sparsebp.core.files import kept_path, prepare_folder
 from sparsebp.optim.lr_schedules import check_monitor, usual_mode
 from sparsebp.train.callbacks import Callback, RunInfo, WeightAveraging
 from sparsebp.train.checkpoint import Checkpoint, load_checkpoint, pack, save_checkpoint
+from sparsebp.train.grouping import layers_in_order, renaming
 from sparsebp.train.history import VALIDATION, EpochRecord, History
 from sparsebp.train.state import BEST_NAME, FILE_NAME, TrainingState
 
@@ -200,17 +201,19 @@ class EarlyStopping(_Monitor):
     def _write(self) -> None:
         if not self._written and self._weights and self.trainer.checkpoint_dir is not None and self.trainer.has_steps:
             tensors = {f"model.{name}": backend.to_host(array) for name, array in self._weights.items()}
-            save_checkpoint(self.trainer.checkpoint_dir / BEST_NAME, Checkpoint(tensors, self._said()))
+            state = self._said() | {"layers": layers_in_order(self.trainer.model)}
+            save_checkpoint(self.trainer.checkpoint_dir / BEST_NAME, Checkpoint(tensors, state))
             self._written = True
 
     def _kept(self) -> Mapping[str, Any]:
         path = cast(Path, self.trainer.checkpoint_dir) / BEST_NAME  # a run that goes on has a folder
         checkpoint = load_checkpoint(path)
-        if checkpoint.state != self._said():
+        rename = renaming(checkpoint.state, layers_in_order(self.trainer.model)) or (lambda name: name)
+        if {key: value for key, value in checkpoint.state.items() if key != "layers"} != self._said():
             raise FileFormatError(f"{path} has not the run's best weights", expected=self._said(),
                                   got=checkpoint.state, remedy="Resume with restore_best=False, or with the arguments "
                                   "of the first call")  # fmt: skip
-        return checkpoint.part("model")
+        return {rename(name): array for name, array in checkpoint.part("model").items()}
 
     def _said(self) -> dict[str, Any]:
         return {"monitor": self.monitor, "best": self.best, "epoch": self.best_epoch}

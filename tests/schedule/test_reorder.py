@@ -396,7 +396,12 @@ def test_builders_of_ones_own_have_names(monkeypatch):
     builders.register_builder("mine", lambda *, stages: conventional(stages=stages))
     assert builders.build("mine", stages=3) == conventional(stages=3)
     assert builders.build("of-a-package", workers=2, stages=4) == fast_forward(workers=2, stages=4)
-    for name, build in (("gpipe", conventional), ("new", 3)):
+    builders.register_builder("anything", lambda *, stages=5, **options: options and conventional(stages=stages))
+    assert builders.build("anything", microbatches=2) == conventional(stages=5)
+    monkeypatch.setitem(builders.BUILDERS, "empty", lambda: None)
+    with pytest.raises(OptionError, match="returns no schedule"):
+        builders.build("empty")
+    for name, build in (("gpipe", conventional), ("new", 3), (3, conventional), ("", conventional)):
         with pytest.raises(OptionError, match="cannot be registered"):
             builders.register_builder(name, build)
     assert builders.build("gpipe", stages=4, recomputed=[0, 2]).recomputed == {0, 2}

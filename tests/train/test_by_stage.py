@@ -14,7 +14,7 @@ from sparsebp import nn, optim
 from sparsebp.comm.threads import run_ranks
 from sparsebp.core.absent import is_absent
 from sparsebp.core.errors import FileFormatError, OptionError
-from sparsebp.train import Callback, Trainer, load_checkpoint
+from sparsebp.train import Callback, EarlyStopping, Trainer, WeightAveraging, load_checkpoint
 from sparsebp.train.checkpoint import live_state
 
 rng = np.random.default_rng(0)
@@ -284,6 +284,7 @@ def test_what_cannot_be_is_refused():
     for use in (
         lambda: layer.forward(np.ones((1, 3), np.float32)), layer.state_dict, optim.Adam(layer.parameters()).state_dict,
         lambda: layer.load_state_dict({"weight": np.ones((2, 3), np.float32), "bias": np.ones(2, np.float32)}),
+        lambda: nn.prune(layer, 0.5),
         lambda: layer.weight.__setitem__(0, 1), lambda: layer.to(dtype=float),
         lambda: nn.Sequential(layer, nn.ReLU()).forward(np.ones((1, 3), "f")),
     ):  # fmt: skip
@@ -306,3 +307,36 @@ def test_what_cannot_be_is_refused():
         run_ranks(2, other_schedule)
     with pytest.raises(OptionError, match="too few stages"):
         run(9)
+
+
+@pytest.mark.parametrize("deferred", [True, False])
+@pytest.mark.parametrize(("sizes", "cuts"), [((2, 2), None), ((3, 1), (2, 5)), ((1, 2), (4, 6))])
+def test_averages_and_best_weights(deferred, sizes, cuts, tmp_path):
+    """Rank 0 keeps them for all; the validated averages leave the model's weights alone; groups may be others."""
+
+    def some(size, folder, epochs, resume, cuts=None):
+        def work(transport):
+            make = (lambda: grouped(*cuts)) if cuts else (lambda: nn.Sequential(*chain()))
+            t = trainer(transport if size > 1 else None, make, deferred, checkpoint_dir=folder)
+            ema = optim.EMA(t.model, 0.8)
+            t.callbacks = (WeightAveraging(ema), EarlyStopping(mode="max", patience=9, restore_best=True))
+            history = fit(t, epochs=epochs, resume=resume)
+            return (
+                history.loss,
+                [one.validation_loss for one in history.epochs],
+                t.predict(X),
+                ema,
+                t.callbacks[1].best_epoch,
+            )
+
+        return run_ranks(size, work)
+
+    ((loss, validated, best, ema, epoch),) = some(1, tmp_path / "one", 4, False, cuts)
+    assert epoch == 1  # before the run is resumed
+    some(sizes[0], tmp_path / "ranks", 2, False)
+    found = some(sizes[1], tmp_path / "ranks", 4, True, cuts)
+    for own in found:
+        assert own[:2] == (loss, validated)
+        np.testing.assert_array_equal(own[2], best)
+    for name, array in found[0][3].state_dict().items():
+        np.testing.assert_array_equal(array, ema.state_dict()[name], err_msg=name)
