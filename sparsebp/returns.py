@@ -300,19 +300,16 @@ def _steps(x: Any, dim: int, part: slice) -> tuple[slice, ...]:
 def _run(a: Any, b: Any, h0: Any, dim: int, reverse: bool = False) -> Any:
     """Return ``h[t] = a[t] * h[t-1] + b[t]`` along an axis; a is a number or of the shape of b."""
     sizes = math.prod(b.shape[:dim]), b.shape[dim], math.prod(b.shape[dim + 1 :])
-
-    def steps_first(x: Any) -> Any:
-        return x.reshape(sizes).swapaxes(0, 1)
-
     start = None if h0 is None else h0.reshape(sizes[0], sizes[2])
     if _is_tensor(b):
         from sparsebp.torch import linear_recurrence as of_tensors
 
-        found = of_tensors(a if isinstance(a, float) else steps_first(a), steps_first(b), start, reverse=reverse)
+        run: Any = of_tensors
+        factors = a if isinstance(a, float) else a.reshape(sizes)
     else:
-        factors = np.full((1, 1, 1), a, b.dtype) if isinstance(a, float) else steps_first(a)
-        found = linear_recurrence(factors, steps_first(b), start, reverse=reverse)
-    return found.swapaxes(0, 1).reshape(b.shape)
+        run = linear_recurrence
+        factors = np.full((1, 1, 1), a, b.dtype) if isinstance(a, float) else a.reshape(sizes)
+    return run(factors, b.reshape(sizes), start, dim=1, reverse=reverse).reshape(b.shape)
 
 
 # Exponential weights.
