@@ -204,10 +204,15 @@ def ewm(
     steps, shape = values.shape[dim], [-1 if axis == dim else 1 for axis in range(values.ndim)]
     time = (np.arange(steps) if xp is np else xp.arange(steps, device=x.device)).reshape(shape)
     if not _may_have_gaps(xp, values):
-        if adjust:
-            sums = _sums_of_weights(alpha, steps).astype(values.dtype) if xp is np else None
-            if sums is None:
-                sums = xp.as_tensor(_sums_of_weights(alpha, steps), dtype=values.dtype, device=x.device)
+        if adjust and xp is np:
+            found = _run(1 - alpha, values, None, dim)
+            early = _sums_of_weights(alpha, steps).astype(values.dtype)
+            found[_steps(found, dim, slice(len(early)))] /= early.reshape(shape)
+            found[_steps(found, dim, slice(len(early), None))] *= alpha
+        elif adjust:
+            sums = xp.full((steps,), 1 / alpha, dtype=values.dtype, device=x.device)
+            early = _sums_of_weights(alpha, steps)
+            sums[: len(early)] = xp.as_tensor(early, dtype=values.dtype, device=x.device)
             found = _run(1 - alpha, values, None, dim) / sums.reshape(shape)
         else:
             found = _run(1 - alpha, xp.where(time == 0, values, alpha * values), None, dim)
@@ -333,14 +338,11 @@ def _alpha(com: Any, span: Any, halflife: Any, alpha: Any) -> float:
 
 
 def _sums_of_weights(alpha: float, steps: int) -> np.ndarray:
-    """Return ``Σ (1 - α) ** i`` over the steps up to each."""
+    """Return ``Σ (1 - α) ** i`` over the steps up to each, until it is ``1 / α`` in double precision."""
     if alpha == 1:
-        return np.ones(steps)
+        return np.ones(0)
     log = math.log1p(-alpha)
-    until = min(steps, int(-40 / log) + 1)  # later ones are 1 / α in double precision
-    found = np.full(steps, 1 / alpha)
-    found[:until] *= -np.expm1(log * np.arange(1, until + 1))
-    return found
+    return -np.expm1(log * np.arange(1, min(steps, int(-40 / log) + 1) + 1)) / alpha
 
 
 def _powers(base: float, exponents: Any, like: Any) -> Any:
@@ -357,7 +359,8 @@ def _may_have_gaps(xp: Any, values: Any) -> bool:
         torch = sys.modules["torch"]
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return True
-    return bool(xp.isnan(values).any())
+        return bool(xp.isnan(values).any())
+    return bool(np.isnan(values.min(initial=math.inf)))  # a minimum is NaN if one value is
 
 
 def _latest(xp: Any, steps: Any, dim: int) -> Any:
