@@ -204,10 +204,15 @@ def ewm(
     steps, shape = values.shape[dim], [-1 if axis == dim else 1 for axis in range(values.ndim)]
     time = (np.arange(steps) if xp is np else xp.arange(steps, device=x.device)).reshape(shape)
     if not _may_have_gaps(xp, values):
-        if adjust:
-            sums = _sums_of_weights(alpha, steps).astype(values.dtype) if xp is np else None
-            if sums is None:
-                sums = xp.as_tensor(_sums_of_weights(alpha, steps), dtype=values.dtype, device=x.device)
+        if adjust and xp is np:
+            found = _run(1 - alpha, values, None, dim)
+            early = _sums_of_weights(alpha, steps).astype(values.dtype)
+            found[_steps(found, dim, slice(len(early)))] /= early.reshape(shape)
+            found[_steps(found, dim, slice(len(early), None))] *= alpha
+        elif adjust:
+            sums = xp.full((steps,), 1 / alpha, dtype=values.dtype, device=x.device)
+            early = _sums_of_weights(alpha, steps)
+            sums[: len(early)] = xp.as_tensor(early, dtype=values.dtype, device=x.device)
             found = _run(1 - alpha, values, None, dim) / sums.reshape(shape)
         else:
             found = _run(1 - alpha, xp.where(time == 0, values, alpha * values), None, dim)
@@ -300,19 +305,16 @@ def _steps(x: Any, dim: int, part: slice) -> tuple[slice, ...]:
 def _run(a: Any, b: Any, h0: Any, dim: int, reverse: bool = False) -> Any:
     """Return ``h[t] = a[t] * h[t-1] + b[t]`` along an axis; a is a number or of the shape of b."""
     sizes = math.prod(b.shape[:dim]), b.shape[dim], math.prod(b.shape[dim + 1 :])
-
-    def steps_first(x: Any) -> Any:
-        return x.reshape(sizes).swapaxes(0, 1)
-
     start = None if h0 is None else h0.reshape(sizes[0], sizes[2])
     if _is_tensor(b):
         from sparsebp.torch import linear_recurrence as of_tensors
 
-        found = of_tensors(a if isinstance(a, float) else steps_first(a), steps_first(b), start, reverse=reverse)
+        run: Any = of_tensors
+        factors = a if isinstance(a, float) else a.reshape(sizes)
     else:
-        factors = np.full((1, 1, 1), a, b.dtype) if isinstance(a, float) else steps_first(a)
-        found = linear_recurrence(factors, steps_first(b), start, reverse=reverse)
-    return found.swapaxes(0, 1).reshape(b.shape)
+        run = linear_recurrence
+        factors = np.full((1, 1, 1), a, b.dtype) if isinstance(a, float) else a.reshape(sizes)
+    return run(factors, b.reshape(sizes), start, dim=1, reverse=reverse).reshape(b.shape)
 
 
 # Exponential weights.
@@ -336,14 +338,11 @@ def _alpha(com: Any, span: Any, halflife: Any, alpha: Any) -> float:
 
 
 def _sums_of_weights(alpha: float, steps: int) -> np.ndarray:
-    """Return ``Σ (1 - α) ** i`` over the steps up to each."""
+    """Return ``Σ (1 - α) ** i`` over the steps up to each, until it is ``1 / α`` in double precision."""
     if alpha == 1:
-        return np.ones(steps)
+        return np.ones(0)
     log = math.log1p(-alpha)
-    until = min(steps, int(-40 / log) + 1)  # later ones are 1 / α in double precision
-    found = np.full(steps, 1 / alpha)
-    found[:until] *= -np.expm1(log * np.arange(1, until + 1))
-    return found
+    return -np.expm1(log * np.arange(1, min(steps, int(-40 / log) + 1) + 1)) / alpha
 
 
 def _powers(base: float, exponents: Any, like: Any) -> Any:
@@ -360,7 +359,8 @@ def _may_have_gaps(xp: Any, values: Any) -> bool:
         torch = sys.modules["torch"]
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return True
-    return bool(xp.isnan(values).any())
+        return bool(xp.isnan(values).any())
+    return bool(np.isnan(values.min(initial=math.inf)))  # a minimum is NaN if one value is
 
 
 def _latest(xp: Any, steps: Any, dim: int) -> Any:

@@ -86,7 +86,7 @@ def linear_recurrence(
     """
     xp, axes = _check(a, ("b", b), h0, dim, reset)
     terms, factors, start, resets = axes.of(b), axes.of(a), axes.of_state(h0, b, xp), axes.of(reset)
-    reverse, steps_of = check_flag("reverse", reverse), _lengths(lengths, terms.shape, xp)
+    reverse, steps_of = check_flag("reverse", reverse), checked_lengths(lengths, terms.shape, xp)
     h = host_pool.empty(xp, b.shape, b.dtype)
     kernels.get(xp).linear_recurrence(factors, terms, start, steps_of, resets, reverse, axes.of(h))
     return h
@@ -120,7 +120,7 @@ def linear_recurrence_vjp(
     """
     xp, axes = _check(a, ("h", h), h0, dim, reset, ("grad_h", grad_h))
     states, factors, start, resets = axes.of(h), axes.of(a), axes.of_state(h0, h, xp), axes.of(reset)
-    reverse, steps_of = check_flag("reverse", reverse), _lengths(lengths, states.shape, xp)
+    reverse, steps_of = check_flag("reverse", reverse), checked_lengths(lengths, states.shape, xp)
     of_a = list(h.shape)
     of_a[axes.dim] = a.shape[axes.dim]
     grad_a, grad_b = (host_pool.empty(xp, tuple(shape), h.dtype) for shape in (of_a, h.shape))
@@ -190,7 +190,7 @@ def _check_shared(name: str, shared: Array, full: Array) -> None:
         raise ShapeError(f"{name} has the wrong shape", expected=f"{full.shape}, or 1 for any axis", got=shared.shape)
 
 
-def _lengths(lengths: Any, shape: tuple[int, ...], xp: ModuleType) -> Array | None:
+def checked_lengths(lengths: Any, shape: tuple[int, ...], xp: ModuleType) -> Array | None:
     """Return the lengths as int64 where the arrays are, after checking them."""
     if lengths is None:
         return None

@@ -14,7 +14,7 @@ from sparsebp.core import backend, host_pool
 from sparsebp.core.check import check_choice, check_flag, check_integer, check_number
 from sparsebp.core.errors import ShapeError
 from sparsebp.nn.recurrent.gated import Candidate
-from sparsebp.scan.recurrence import _lengths
+from sparsebp.scan.recurrence import checked_lengths
 from sparsebp.torch import recurrences
 from sparsebp.torch.modules import autocasts, cast_input, check_dense, check_tensors, without_autocast
 from sparsebp.torch.ops import (
@@ -71,7 +71,7 @@ def _steps_of(lengths: Tensor | None, p: Tensor) -> Any:
     if lengths is None:
         return None
     array = to_array(lengths)
-    return _lengths(array, tuple(p.shape), backend.namespace(array))
+    return checked_lengths(array, tuple(p.shape), backend.namespace(array))
 
 
 @torch.library.register_fake("sparsebp::min_gru")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsebp.core.check import check_flag
+from sparsebp.core.check import check_flag, check_integer
 from sparsebp.core.errors import DeviceError, DTypeError, ShapeError
 from sparsebp.scan import linear_recurrence as recurrence_of_arrays
 from sparsebp.scan import linear_recurrence_vjp
@@ -39,8 +39,9 @@ Lengths = Tensor | Sequence[int]
 
 
 def linear_recurrence(
-    a: Tensor | complex, b: Tensor, h0: Tensor | None = None, *, reverse: bool = False, lengths: Lengths | None = None
-) -> Tensor:
+    a: Tensor | complex, b: Tensor, h0: Tensor | None = None, *, dim: int = 0, reverse: bool = False,
+    lengths: Lengths | None = None,
+) -> Tensor:  # fmt: skip
     """Return h with ``h[t] = a[t] * h[t-1] + b[t]``, element by element, in one pass over memory.
 
     Differentiable at a, b and h0, to any order and in forward mode, also under `torch.func.vmap` and in compiled
@@ -51,14 +52,17 @@ def linear_recurrence(
     a
         Factors: a number, or a tensor that broadcasts to the shape of b. They are shared along axes of length 1.
     b
-        Terms (T, B, H), (T, N) or (T,): time comes first.
+        Terms (T, B, H), (T, N) or (T,), or with the steps along another axis `dim`. On the CPU, a, b and h0 are read
+        where they lie, whatever their strides.
     h0
-        The state before the first step, of the shape of ``b[0]``; None for zeros.
+        The state before the first step, of the shape of b without the axis of the steps; None for zeros.
+    dim
+        The axis of the steps: 0 for (T, B, H), 1 for (B, T, H), -1 for (B, H, T). In memory, h has the steps first.
     reverse
         Go from the last step to the first: ``h[t] = a[t] * h[t+1] + b[t]``.
     lengths
-        Valid steps of each sample, of b's second axis, from 0 to T; beyond them nothing is read and h is zero, and
-        `reverse` begins at a sample's last step. None: all have T.
+        Valid steps of each sample, from 0 to T; the samples lie along the first of b's other axes. Beyond them nothing
+        is read and h is zero, and `reverse` begins at a sample's last step. None: all have T.
 
     Returns
     -------
@@ -86,20 +90,23 @@ def linear_recurrence(
     >>> b.grad.tolist()
     [0.125, 0.25, 0.5, 1.0]
     """
-    wide_a, wide_b, start = _checked(a, b, h0)
-    steps_of, shape = None if lengths is None else lengths_of(lengths, b), b.shape
+    wide_a, wide_b, start, at = _checked(a, b, h0, dim)
     factors = wide_a.reshape((1,) * (b.dim() - wide_a.dim()) + wide_a.shape)
+    if at:
+        factors, wide_b = factors.movedim(at, 0), wide_b.movedim(at, 0)
+    steps_of, shape = None if lengths is None else lengths_of(lengths, wide_b), wide_b.shape
     # a single axis is time; the second of two is samples if they have lengths, and else units
     for axis in {1: (1, 1), 2: (1,) if lengths is None else (2,), 3: ()}[b.dim()]:
         factors, wide_b = factors.unsqueeze(axis), wide_b.unsqueeze(axis)
         start = None if start is None else start.unsqueeze(axis - 1)
     h = run(factors, wide_b, start, steps_of, check_flag("reverse", reverse))
     h = h if h.shape == shape else h.reshape(shape)
+    h = h.movedim(0, at) if at else h
     return h.to(b.dtype) if b.dtype in HALVES and not autocasts(b) else h
 
 
-def _checked(a: Any, b: Any, h0: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return a, b and h0 in one dtype, after checking them."""
+def _checked(a: Any, b: Any, h0: Any, dim: int) -> tuple[Tensor, Tensor, Tensor | None, int]:
+    """Return a, b and h0 in one dtype, and the axis of the steps from 0, after checking them."""
     if isinstance(a, (int, float, complex)) and not isinstance(a, bool) and isinstance(b, Tensor):
         wide = _COMPLEX.get(b.dtype, b.dtype) if isinstance(a, complex) else b.dtype
         a = torch.tensor(a, dtype=wide, device=b.device)
@@ -109,10 +116,12 @@ def _checked(a: Any, b: Any, h0: Any) -> tuple[Tensor, Tensor, Tensor | None]:
     if a.dim() > b.dim() or any(n not in (1, full) for n, full in zip(a.shape[::-1], b.shape[::-1], strict=False)):
         raise ShapeError("a has the wrong shape", expected=f"{tuple(b.shape)}, or 1 for any of them",
                          got=tuple(a.shape))  # fmt: skip
-    if h0 is not None and h0.shape != b.shape[1:]:
-        raise ShapeError("h0 has the wrong shape", expected=tuple(b.shape[1:]), got=tuple(h0.shape))
+    at = check_integer("dim", dim, -b.dim(), b.dim() - 1) % b.dim()
+    of_state = (*b.shape[:at], *b.shape[at + 1 :])
+    if h0 is not None and h0.shape != of_state:
+        raise ShapeError("h0 has the wrong shape", expected=of_state, got=tuple(h0.shape))
     is_complex = a.is_complex() or b.is_complex() or (h0 is not None and h0.is_complex())
-    return _widened(a, is_complex), _widened(b, is_complex), None if h0 is None else _widened(h0, is_complex)
+    return _widened(a, is_complex), _widened(b, is_complex), None if h0 is None else _widened(h0, is_complex), at
 
 
 def _widened(tensor: Tensor, to_complex: bool) -> Tensor:

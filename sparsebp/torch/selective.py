@@ -18,7 +18,7 @@ from sparsebp.core.errors import ShapeError
 from sparsebp.kernels.spec import kept_states
 from sparsebp.scan import selective_scan as scan_of_arrays
 from sparsebp.scan import selective_scan_vjp
-from sparsebp.scan.recurrence import _lengths
+from sparsebp.scan.recurrence import checked_lengths
 from sparsebp.torch import recurrences
 from sparsebp.torch.modules import autocasts
 from sparsebp.torch.ops import (
@@ -155,7 +155,7 @@ def _compute(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     *operands, lengths = inputs
     with on_its_stream(operands[0]):
         x, *others = map(to_array, operands)
-        _lengths(None if lengths is None else to_array(lengths), x.shape, backend.namespace(x))
+        checked_lengths(None if lengths is None else to_array(lengths), x.shape, backend.namespace(x))
         found = scan_of_arrays(x, *others)
         return to_tensor(found.y), to_tensor(found.h_n.copy()), to_tensor(found.states)
 

@@ -42,10 +42,10 @@ def case(shape, shared=(), dtype=torch.float64, seed=0):
 @given(
     shape=hs.tuples(sizes(1, 7), sizes(1, 5), sizes(1, 5)), shared=hs.sets(hs.integers(0, 2)), reverse=hs.booleans(),
     dtype=hs.sampled_from([torch.float64, torch.complex128]), with_lengths=hs.booleans(), with_h0=hs.booleans(),
-    seed=hs.integers(0, 2**31),
+    dim=hs.integers(-3, 2), seed=hs.integers(0, 2**31),
 )  # fmt: skip
-@settings(max_examples=40, deadline=None)
-def test_against_a_loop(shape, shared, reverse, dtype, with_lengths, with_h0, seed):
+@settings(max_examples=60, deadline=None)
+def test_against_a_loop(shape, shared, reverse, dtype, with_lengths, with_h0, dim, seed):
     a, b, h0 = case(shape, shared, dtype, seed)
     h0 = h0 if with_h0 else None
     lengths = None
@@ -57,7 +57,8 @@ def test_against_a_loop(shape, shared, reverse, dtype, with_lengths, with_h0, se
                 tensor[padding.expand(tensor.shape[:2]) if tensor.shape[:2] == shape[:2] else slice(0)] = torch.nan
     want, gh = loop(a, b, h0, reverse, lengths), torch.randn(shape, dtype=dtype)
     inputs = (a, b) if h0 is None else (a, b, h0)
-    found = st.linear_recurrence(a, b, h0, reverse=reverse, lengths=lengths)
+    turned = (x.movedim(0, dim) for x in (a, b))
+    found = st.linear_recurrence(*turned, h0, dim=dim, reverse=reverse, lengths=lengths).movedim(dim, 0)
     torch.testing.assert_close(found, want)
     by_kernel, by_loop = (torch.autograd.grad(y, inputs, gh, retain_graph=True) for y in (found, want))
     again = torch.autograd.grad(found, inputs, gh, create_graph=True)  # another way: one that is differentiable
@@ -309,6 +310,7 @@ LAYER = st.MinGRU(3, 5)
     (DTypeError, "lengths has the wrong dtype", lambda: st.linear_recurrence(A, B, lengths=[4.0, 1.0])),
     (ShapeError, "h0 has the wrong shape", lambda: st.linear_recurrence(A, B, B)),
     (OptionError, "A length is out of range", lambda: st.linear_recurrence(A, B, lengths=[5, 1])),
+    (OptionError, "dim", lambda: st.linear_recurrence(A, B, dim=3)),
     (OptionError, "hidden_size", lambda: st.MinGRU(3, 0)),
     (OptionError, "nonlinearity", lambda: st.MinGRU(3, 5, nonlinearity="tanh")),
     (ShapeError, "input has the wrong shape", lambda: LAYER(A[..., :2])),
