@@ -340,6 +340,9 @@ def _factorise(A: Any) -> Any:
         indices, values = A.indices, A.data
         found = _plans.find(A.indptr, indices)
     values = np.ascontiguousarray(values)
+    sizes, least = abs(values), np.finfo(values.dtype).tiny
+    if (sizes > 0.5 / least).any() or ((sizes < least) & (sizes > 0)).any():  # subnormals are flushed by our kernels
+        return _pass_on(A, None)
     try:
         factors = _plans.factors(lambda: SparsityPattern(A.indptr, indices, A.shape), found, values)
     except PivotError as error:

@@ -424,3 +424,9 @@ def test_blocks_that_end_elsewhere_and_out_of_turn():
         assert isinstance(theirs.splu(sp.eye_array(2, format="csc")), theirs.SuperLU)
         other.submit(block.close).result()
     assert theirs.splu is original
+
+
+@pytest.mark.parametrize("size", [1e308, 5e-309])
+def test_sizes_near_the_ends_of_a_dtype_are_superlus(size):
+    matrix = sp.csc_array([[size, 0.0, 1.0], [1.0, 4.0, 0.5], [0.5, 1.0, 3.0]])
+    np.testing.assert_array_equal(solvers.spsolve(matrix, np.ones(3)), theirs.splu(matrix).solve(np.ones(3)))
