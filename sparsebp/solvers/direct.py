@@ -342,7 +342,9 @@ def _factorise(A: Any) -> Any:
     values = np.ascontiguousarray(values)
     sizes, least = abs(values), np.finfo(values.dtype).tiny
     if (sizes > 0.5 / least).any() or ((sizes < least) & (sizes > 0)).any():  # subnormals are flushed by our kernels
-        return _pass_on(A, None)
+        return _pass_on(
+            A, PivotError("The values are near the ends of their dtype", expected="others", got="such values")
+        )
     try:
         factors = _plans.factors(lambda: SparsityPattern(A.indptr, indices, A.shape), found, values)
     except PivotError as error:
