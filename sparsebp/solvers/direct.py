@@ -342,9 +342,7 @@ def _factorise(A: Any) -> Any:
     values = np.ascontiguousarray(values)
     sizes, least = abs(values), np.finfo(values.dtype).tiny
     if (sizes > 0.5 / least).any() or ((sizes < least) & (sizes > 0)).any():  # subnormals are flushed by our kernels
-        return _pass_on(
-            A, PivotError("The values are near the ends of their dtype", expected="others", got="such values")
-        )
+        return _pass_on(A, PivotError("Values are near the ends of their dtype", expected="others", got="such"))
     try:
         factors = _plans.factors(lambda: SparsityPattern(A.indptr, indices, A.shape), found, values)
     except PivotError as error:
