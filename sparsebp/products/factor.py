@@ -619,6 +619,11 @@ class Factors:
             found += self._solve(residual.astype(dtype), trans)
         return found.reshape(x.shape)
 
+    def pivots(self) -> Array:
+        """Return the pivots of one matrix in the order of elimination, (n,)."""
+        pivots: Array = 1 / self._data[0, self.plan._pivot_places, 0]
+        return pivots
+
     def triangles(self) -> tuple[Any, Any]:
         """Return L, with ones on its diagonal, and U of one matrix, as CSR arrays in the order of elimination."""
         from scipy.sparse import coo_array, eye_array

@@ -260,7 +260,8 @@ def spsolve(A: Any, b: Any, permc_spec: str | None = None, use_umfpack: bool = T
     scipy.sparse.linalg.MatrixRankWarning
         A is exactly singular, and x is NaN. The message names a row; with
         ``warnings.simplefilter("error", MatrixRankWarning)`` it is an error. With several columns of a sparse b it is
-        one as it is, `SingularMatrixError`, as SciPy's.
+        one as it is, `SingularMatrixError`, as SciPy's. Or A is singular to working precision, and x is the solution
+        for a matrix that is as near: `splu` and `factorized` warn of that as well.
 
     See Also
     --------
@@ -339,10 +340,16 @@ def _factorise(A: Any) -> Any:
         indices, values = A.indices, A.data
         found = _plans.find(A.indptr, indices)
     values = np.ascontiguousarray(values)
+    sizes, least = abs(values), np.finfo(values.dtype).tiny
+    if (sizes > 0.5 / least).any() or ((sizes < least) & (sizes > 0)).any():  # subnormals are flushed by our kernels
+        return _pass_on(A, PivotError("Values are near the ends of their dtype", expected="others", got="such"))
     try:
         factors = _plans.factors(lambda: SparsityPattern(A.indptr, indices, A.shape), found, values)
     except PivotError as error:
         return _pass_on(A, error)
+    if _has_small_pivot(factors):
+        matrix = factors.plan.pattern.to_scipy(factors.values)
+        _warn_if_rounding(matrix, factors, lambda near: factors.plan(near.data), "a pivot is rounding alone")
     return SparseLU(factors, transposed)
 
 
@@ -372,11 +379,53 @@ def _pass_on(A: Any, error: PivotError | None, **options: Any) -> Any:
         raise SingularMatrixError("Factor is exactly singular", expected="rows that are linearly independent",
                                   got=reason) from error  # fmt: skip
     try:
-        return scipys(theirs)(A.tocsc(), **options)
+        found = scipys(theirs)(A.tocsc(), **options)
     except RuntimeError as failed:
         if error is None:
             raise
         raise SingularMatrixError(f"{failed}: {error}") from failed
+    if error is not None and np.isfinite(A.data).all():
+        _warn_if_rounding(A, found, lambda near: scipys(theirs)(near.tocsc(), **options), error)
+    return found
+
+
+def _has_small_pivot(factors: Factors) -> bool:
+    """Say whether some pivot may be rounding alone, by the largest entries of its row and of its column."""
+    plan, sizes = factors.plan, abs(factors.values)
+    n, pattern = len(plan.rows), plan.pattern
+    if n == 0:
+        return False
+    with np.errstate(over="ignore"):  # of pivots near the largest number
+        pivots = abs(factors.pivots()) / float(np.finfo(factors.dtype).eps) ** 0.75
+    small = pivots <= np.maximum.reduceat(sizes, pattern.indptr[:-1])[plan.rows]
+    if not small.any():
+        return False
+    largest = np.zeros(n, sizes.dtype)
+    np.maximum.at(largest, pattern.indices, sizes)
+    return bool((small & (pivots <= largest[plan.columns])).any())
+
+
+def _warn_if_rounding(A: Any, factors: Any, factorise: Callable[[Any], Any], reason: Any) -> None:
+    """Warn of a matrix whose solutions change by their own size when the last digits of its values do.
+
+    Unlike the size of a pivot, that does not depend on how rows and columns are scaled.
+    """
+    from scipy.sparse.linalg import MatrixRankWarning
+
+    rng, near, eps = np.random.default_rng(0), A.copy(), np.finfo(A.dtype).eps
+    b = rng.standard_normal((A.shape[0], 2)).astype(A.dtype)
+    b[:, 1] *= abs(A).max(axis=1).toarray().ravel()  # as rows are scaled, and not
+    with np.errstate(all="ignore"):
+        x, lost = factors.solve(b), False
+        for _ in range(4):  # one neighbour may have the same pivot by chance
+            near.data = A.data * (1 + 8 * eps * rng.choice(np.array([-1, 1], eps.dtype), len(A.data)))
+            try:
+                lost = lost or (~(abs(x - factorise(near).solve(b)) <= abs(x) / 2)).any(axis=0).all()
+            except (RuntimeError, PivotError):  # the neighbour is singular
+                lost = True
+    if not lost:
+        return
+    warnings.warn(f"Matrix is singular to working precision: {reason}", MatrixRankWarning, stacklevel=5)
 
 
 def _order_of(A: Any) -> int:
