@@ -113,5 +113,5 @@ MEMORY = Benchmark(
     ),
     short=("built", "ranks", "replicas", "sharded", "most_bytes", "share", "target", "met"),
     picture=harness.bars("{built}, {ranks} ranks, {replicas} pipelines, sharded: {sharded}",
-                         {"most_bytes": "most memory of a rank"}, "MiB", unit=2.0**-20),
+                         {"most_bytes": "most memory of a rank", "weights_bytes": "its weights"}, "MiB", unit=2.0**-20),
 )  # fmt: skip

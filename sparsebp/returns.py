@@ -368,3 +368,7 @@ def _latest(xp: Any, steps: Any, dim: int) -> Any:
     most = np.maximum.accumulate(steps, dim) if xp is np else xp.cummax(steps, dim).values
     first = -xp.ones_like(most[_steps(most, dim, slice(1))])
     return xp.concatenate((first, most[_steps(most, dim, slice(-1))]), dim)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -34,4 +34,4 @@ def test_wheels_are_built_for_every_python_that_is_named() -> None:
         for one in project["classifiers"]
         if one.startswith("Programming Language") and "." in one
     }
-    assert set(workflow["jobs"]["wheel"]["strategy"]["matrix"]["python"]) == named
+    assert set(workflow["jobs"]["release"]["strategy"]["matrix"]["python"]) == named

@@ -13,6 +13,7 @@ assigned. An object with methods of its own says it in its place. A class that r
 from __future__ import annotations
 
 import abc
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -68,6 +69,12 @@ class LayerType(abc.ABCMeta):
     def __init__(cls, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         record(cls)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """What a class takes is what its ``__init__`` takes."""
+        first, *others = inspect.signature(cls.__init__).parameters.values()
+        return inspect.Signature(others if first.name == "self" else [first, *others])
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         """Build a layer."""

@@ -215,10 +215,10 @@ def _compute_vjp(
 
 
 def _array(tensor: Tensor | None) -> Any:
-    """Return a tensor as an array; on the CPU with the strides that it has."""
+    """Return a tensor as an array: on the CPU with the strides that it has, on a GPU contiguous."""
     if tensor is None:
         return None
-    return to_array(tensor.resolve_conj()) if tensor.is_cuda else tensor.resolve_conj().numpy(force=True)
+    return to_array(tensor.resolve_conj().contiguous()) if tensor.is_cuda else tensor.resolve_conj().numpy(force=True)
 
 
 @torch.library.register_fake("sparsebp::linear_recurrence")

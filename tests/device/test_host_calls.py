@@ -90,7 +90,7 @@ MOST = {
     "forward": Calls(6, 4, 5, 62, 118),
     "forward and backward": Calls(15, 9, 11, 159, 287),
     "packed": Calls(15, 8, 8, 141, 238),
-    "linear recurrence": Calls(7, 4, 2, 62, 112),
+    "linear recurrence": Calls(5, 3, 4, 58, 132),  # two launches fill a missing h0, in place of PyTorch's
 }
 
 

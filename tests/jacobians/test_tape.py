@@ -388,8 +388,10 @@ def test_machine_code_that_was_cut_off_is_compiled_anew(monkeypatch, tmp_path, s
     for cut in (0, 41):
         monkeypatch.setattr(loops, "_compiled", {})
         same(sb.sparse_jacobian(f, x, compiled=True), sb.sparse_jacobian(f, x), x)
-        (path,) = tmp_path.glob(f"**/loop_*.{suffix}")
-        path.write_bytes(path.read_bytes()[:cut])
+        paths = list(tmp_path.glob(f"**/loop_*.{suffix}"))
+        assert paths
+        for path in paths:
+            path.write_bytes(path.read_bytes()[:cut])
 
 
 def test_subnormal_numbers_count():

@@ -128,8 +128,9 @@ def found_by(monkeypatch, seconds):
     make, data = MODELS["mlp"]
     model, now, run = make(), [0.0], PlainExecutor.step
     executor = OutOfOrderExecutor(
-        model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), steps=ROUNDS, clock=lambda: now[0]
-    )
+        model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), memory_ratio=2.0, steps=ROUNDS,
+        clock=lambda: now[0],
+    )  # fmt: skip
 
     def step(self, batches, tag=None):
         now[0] += seconds(self.schedule, executor.costs)

@@ -645,7 +645,7 @@ class LinearRecurrenceKernels(Launcher):
         """Return C-contiguous arrays of reals, a complex number two of them, with the steps first: lanes are units."""
         arrays = [*map(self.xp.ascontiguousarray, given)]
         arrays += [each if each.flags.c_contiguous else self.xp.empty(each.shape, each.dtype) for each in written]
-        return [each.view(each.real.dtype) if each.dtype.kind == "c" else each for each in arrays]
+        return [each.view(np.dtype(f"f{each.itemsize // 2}")) if each.dtype.kind == "c" else each for each in arrays]
 
     def _sizes(
         self, a: Array, h: Array, reset: Array | None, numbers: Array, reverse: bool

@@ -75,13 +75,16 @@ def strided(array: Array) -> Rows:
 @parallel(**JIT)
 def forward(part, parts, run, like, ends, reset, rows):
     """Run some groups; `like` has the dtype of the sums, `ends` the steps of every chain or nothing."""
-    (steps, batch, width), across, pairs, reverse, resets = run
-    a, b, h0, h = rows
+    _, batch, width = run[0]
     if batch * width == 1:
-        only = pointer(a.values), pointer(b.values), pointer(h0.values), pointer(h.values)
-        apart = a.of_step, b.of_step, h.of_step, reset.of_step
-        _forward_alone(*only, pointer(reset.values), apart, pairs, reverse, resets, steps, _end(ends, 0, steps))
-        return
+        _forward_alone(run, ends, reset, rows[0], rows[1], rows[2], rows[3])
+    else:
+        _forward_groups(part, parts, run, like, ends, reset, rows[0], rows[1], rows[2], rows[3])
+
+
+@numba.njit(**INNER_JIT)
+def _forward_groups(part, parts, run, like, ends, reset, a, b, h0, h):
+    (steps, batch, width), across, pairs, reverse, resets = run
     size = lanes(pointer(like))
     row = 2 * size if pairs else size
     room = np.zeros((2 * (BLOCK + size) + across) * row + BLOCK * size, like.dtype)
@@ -129,15 +132,17 @@ def forward(part, parts, run, like, ends, reset, rows):
 @parallel(**JIT)
 def backward(part, parts, run, like, ends, reset, rows):
     """Run some groups back; with `summed`, of factors that all steps share, ga has one row, the sum over the steps."""
-    (steps, batch, width), across, pairs, reverse, resets, summed = run
-    a, h0, h, gh, gh0, ga, gb = rows
+    _, batch, width = run[0]
     if batch * width == 1:
-        only = pointer(a.values), pointer(h.values), pointer(gh.values), pointer(h0.values)
-        out = pointer(ga.values), pointer(gb.values), pointer(gh0.values)
-        apart = a.of_step, h.of_step, gh.of_step, ga.of_step, gb.of_step, reset.of_step
-        flags = pairs, reverse, resets, summed
-        _backward_alone(*only, pointer(reset.values), *out, apart, flags, steps, _end(ends, 0, steps))
-        return
+        _backward_alone(run, ends, reset, rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], rows[6])
+    else:
+        _backward_groups(part, parts, run, like, ends, reset, rows[0], rows[1], rows[2], rows[3], rows[4], rows[5],
+                         rows[6])  # fmt: skip
+
+
+@numba.njit(**INNER_JIT)
+def _backward_groups(part, parts, run, like, ends, reset, a, h0, h, gh, gh0, ga, gb):
+    (steps, batch, width), across, pairs, reverse, resets, summed = run
     size = lanes(pointer(like))
     row = 2 * size if pairs else size
     room = np.zeros((3 * (BLOCK + size) + 2 * across) * row + BLOCK * size, like.dtype)
@@ -394,7 +399,26 @@ def _back_pairs(a, moving, befores, gh, keep, resets, states, sums, summed, reve
 
 
 @numba.njit(**INNER_JIT)
-def _forward_alone(a, b, h0, h, reset, apart, pairs, reverse, resets, steps, end):
+def _forward_alone(run, ends, reset, a, b, h0, h):
+    """Run the only chain."""
+    (steps, _, _), _, pairs, reverse, resets = run
+    apart = a.of_step, b.of_step, h.of_step, reset.of_step
+    _forward_chain(pointer(a.values), pointer(b.values), pointer(h0.values), pointer(h.values), pointer(reset.values),
+                   apart, pairs, reverse, resets, steps, _end(ends, 0, steps))  # fmt: skip
+
+
+@numba.njit(**INNER_JIT)
+def _backward_alone(run, ends, reset, a, h0, h, gh, gh0, ga, gb):
+    """Run the only chain back."""
+    (steps, _, _), _, pairs, reverse, resets, summed = run
+    apart = a.of_step, h.of_step, gh.of_step, ga.of_step, gb.of_step, reset.of_step
+    _backward_chain(pointer(a.values), pointer(h.values), pointer(gh.values), pointer(h0.values), pointer(reset.values),
+                    pointer(ga.values), pointer(gb.values), pointer(gh0.values), apart,
+                    (pairs, reverse, resets, summed), steps, _end(ends, 0, steps))  # fmt: skip
+
+
+@numba.njit(**INNER_JIT)
+def _forward_chain(a, b, h0, h, reset, apart, pairs, reverse, resets, steps, end):
     of_a, of_b, of_h, of_reset = apart
     first, way = (end - 1, -1) if reverse else (0, 1)
     re, im = np.float64(h0[0]), np.float64(h0[1]) if pairs else 0.0
@@ -415,7 +439,7 @@ def _forward_alone(a, b, h0, h, reset, apart, pairs, reverse, resets, steps, end
 
 
 @numba.njit(**INNER_JIT)
-def _backward_alone(a, h, gh, h0, reset, ga, gb, gh0, apart, flags, steps, end):
+def _backward_chain(a, h, gh, h0, reset, ga, gb, gh0, apart, flags, steps, end):
     of_a, of_h, of_gh, of_ga, of_gb, of_reset = apart
     pairs, reverse, resets, summed = flags
     first, way = (end - 1, -1) if reverse else (0, 1)
