@@ -73,7 +73,7 @@ class LayerType(abc.ABCMeta):
     @property
     def __signature__(cls) -> inspect.Signature:
         """What a class takes is what its ``__init__`` takes."""
-        first, *others = inspect.signature(cls.__init__).parameters.values()
+        first, *others = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
         return inspect.Signature(others if first.name == "self" else [first, *others])
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
