@@ -12,7 +12,7 @@ from sparsebp.comm.threads import run_ranks
 from sparsebp.core.errors import OptionError
 from sparsebp.train.compare import gradient_agreement
 from sparsebp.train.config import LRSchedule, Optimizer, SequenceModel, build, config_for
-from sparsebp.train.setup import ON_RANKS, asynchronous
+from sparsebp.train.setup import asynchronous, on_ranks
 
 SMALL = {"hidden": 6, "seq_len": 15, "samples": 24, "batch_size": 8, "epochs": 2}
 
@@ -143,7 +143,7 @@ def test_scans_agree_with_sequential_back_propagation(model):
 
 
 @pytest.mark.parametrize(("size", "accumulate"), [(2, 4), (3, 2)])
-@pytest.mark.parametrize("schedule", ON_RANKS)
+@pytest.mark.parametrize("schedule", on_ranks())
 def test_every_schedule_of_the_command_line_trains(schedule, size, accumulate):
     pytest.importorskip("sklearn")
     if schedule == "reverse-first-k":
