@@ -58,8 +58,7 @@ def fill(text: str, results: Results, folder: Path) -> str:
             found = results.get(name, ())
             shown = found[:1] if short else found
             body = "\n\n".join(_section(path, result, bool(short), folder, more) for path, result in shown)
-            if name == "recurrent" and short:
-                body += "".join(f"\n\n{_elsewhere(result)}" for _, result in found[1:])
+            body += "".join(f"\n\n{_elsewhere(result)}" for _, result in found[1:] if short)
         else:
             raise FileFormatError(f"A marker names the unknown benchmark {name!r}", expected=", ".join(NAMES), got=name)
         body = body or f"*Not measured yet: `python -m benchmarks {name} --out {FOLDER}` writes the numbers.*"
@@ -97,11 +96,14 @@ def overview(results: Results) -> str:
 def draw_training_steps(results: Results) -> Any:
     """Draw README's bars: a training step of three small recurrent networks by each side, on one thread.
 
-    A bar for `sparsebp.torch.accelerate` is drawn where the benchmark ``torch`` has the same model, batch and length.
+    A bar for `sparsebp.torch.accelerate` is drawn where the benchmark ``torch`` has measured the same model, batch and
+    length on the same processor.
     """
+    shown = [result for _, result in results.get("recurrent", ())[:1]]
+    beside = [result for _, result in results.get("torch", ()) if shown and _processor(result) == _processor(shown[0])]
     rows, accelerated = (
-        [row for row in harness.measured(results[name][0][1]) if row["threads"] == 1] if name in results else []
-        for name in ("recurrent", "torch")
+        [row for result in found[:1] for row in harness.measured(result) if row["threads"] == 1]
+        for found in (shown, beside)
     )
     rows = [row for row in rows if row["model"] in SMALL and (row["batch"], row["length"]) == (16, 1000)]
     same = {key: row["ours"] for row in accelerated if row["part"] == "small"
@@ -118,6 +120,10 @@ def draw_training_steps(results: Results) -> Any:
     labels = [f"{row['model']}\n{row['length']} steps, batch {row['batch']}" for row in rows]
     drawing, _ = harness.bar_chart(labels, groups, "ms per training step (median; shorter is better)")
     return harness.finish(drawing, "Training step on one CPU thread, float32", fontsize=10)
+
+
+def _processor(result: Mapping[str, Any]) -> str:
+    return str(result["environment"]["cpu"])
 
 
 def to_csv(result: Mapping[str, Any]) -> str:
@@ -174,11 +180,12 @@ def _section(
 
 
 def _elsewhere(result: Mapping[str, Any]) -> str:
-    """Return a line on the same table, as another processor measured it."""
+    """Return a line on a short table as another processor measured it: the ratios of the benchmark's overview."""
     benchmark = load(result["benchmark"])
-    ratios = sorted(
-        harness.middle(row["best_ratio"]) for row in harness.measured(result) if benchmark.in_short(row)
-    )  # fmt: skip
+    rows = filter(benchmark.in_short, harness.measured(result))
+    ratios = sorted(harness.middle(row[benchmark.overview.ratio]) for row in rows) if benchmark.overview else []
+    if not ratios:
+        return ""
     middle = ratios[len(ratios) // 2]
     return (
         f"On another processor: {ratios[0]:.2f}× to {ratios[-1]:.2f}×, in the middle {middle:.2f}×.\n\n"

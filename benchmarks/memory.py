@@ -107,11 +107,13 @@ MEMORY = Benchmark(
         Column("pipelines", "replicas"), Column("state", "sharded", lambda value: "sharded" if value else "whole"),
         Column("most memory of a rank", "most_bytes", _mebibytes),
         Column("× one worker ÷ stages' ranks", "share", lambda value: f"{value:.2f}"),
-        Column("weights", "weights_bytes", _mebibytes),
+        Column("weights of the whole model", "weights_bytes", _mebibytes),
         Column("activations of a stage", "activations_bytes", _mebibytes),
         words={"built": "model"},
     ),
     short=("built", "ranks", "replicas", "sharded", "most_bytes", "share", "target", "met"),
-    picture=harness.bars("{built}, {ranks} ranks, {replicas} pipelines, sharded: {sharded}",
-                         {"most_bytes": "most memory of a rank", "weights_bytes": "its weights"}, "MiB", unit=2.0**-20),
+    picture=harness.bars(
+        "{built}, ranks {ranks}, pipelines {replicas}, sharded {sharded}",
+        {"most_bytes": "most memory of a rank", "weights_bytes": "weights of the whole model"}, "MiB", unit=2.0**-20,
+    ),
 )  # fmt: skip

@@ -65,17 +65,19 @@ def _count(text: str, default: str | bool = True, least: int = 1, most: int = MO
 Steps = Annotated[int, _count("Repetitions of the step, one after the other.")]
 
 
-def load(
-    file: Annotated[str, typer.Argument(help="A CSV file: ours, or one that PyTorch dumped; - reads standard input.")],
-    first: Annotated[
-        First | None,
-        typer.Option(help="How the step begins: with forwards, backwards or updates.", show_default="as in the file"),
-    ] = None,
-    weights: Annotated[
-        Weights | None,
-        choice_option("The weights that a backward reads", get_args(Weights), show_default="as in the file"),
-    ] = None,
-) -> Schedule:
+FileArgument = Annotated[
+    str, typer.Argument(help="A CSV file: ours, or one that PyTorch dumped; - reads standard input.")
+]
+FirstOption = Annotated[
+    First | None,
+    typer.Option(help="How the step begins: with forwards, backwards or updates.", show_default="as in the file"),
+]
+WeightsOption = Annotated[
+    Weights | None, choice_option("The weights that a backward reads", get_args(Weights), show_default="as in the file")
+]
+
+
+def load(file: FileArgument, first: FirstOption = None, weights: WeightsOption = None) -> Schedule:
     """Read a schedule from a file, or from standard input."""
     if file == "-":
         return from_csv(sys.stdin.buffer.read(), first=first, weights=weights, source="standard input")
@@ -83,15 +85,9 @@ def load(
 
 
 def load_checked(
-    file: Annotated[str, typer.Argument(help="A CSV file: ours, or one that PyTorch dumped; - reads standard input.")],
-    first: Annotated[
-        First | None,
-        typer.Option(help="How the step begins: with forwards, backwards or updates.", show_default="as in the file"),
-    ] = None,
-    weights: Annotated[
-        Weights | None,
-        choice_option("The weights that a backward reads", get_args(Weights), show_default="as in the file"),
-    ] = None,
+    file: FileArgument,
+    first: FirstOption = None,
+    weights: WeightsOption = None,
     one_stream: Annotated[
         bool,
         typer.Option(

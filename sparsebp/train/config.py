@@ -186,8 +186,8 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     parse = _parser(path)
     remedy = _REMEDY
     if not path.exists():
-        beside = [other.name for kind in ("*.toml", "*.json") for other in path.parent.glob(kind)]
-        remedy = did_you_mean(path.name, beside) or _REMEDY
+        there = [other.name for kind in ("*.toml", "*.json") for other in path.parent.glob(kind)]
+        remedy = did_you_mean(path.name, there) or _REMEDY
     content = read_file(path, f"{path} has no options of a run", expected=_FORM, remedy=remedy)
     try:
         options = parse(content.decode())

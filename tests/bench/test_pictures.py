@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,11 +73,15 @@ def test_readmes_picture_shows_the_numbers_of_the_result() -> None:
 def test_readmes_picture_shows_an_accelerated_model_where_it_is_the_same() -> None:
     row = {"model": "GRU(38, 20)", "batch": 16, "length": 1000, "threads": 1, "step_torch": 3.0, "step_ours": 1.0}
     accelerated = {**row, "part": "small", "ours": 0.5}
-    results = {"recurrent": [(Path(), {"rows": [row]})], "torch": [(Path(), {"rows": [accelerated]})]}
+
+    def of(one: dict[str, Any], cpu: str = "A") -> Any:
+        return [(Path(), {"rows": [one], "environment": {"cpu": cpu}})]
+
+    results = {"recurrent": of(row), "torch": of(accelerated)}
     assert bars_of(results) == {"torch.nn": [3e3], "sparsebp": [1e3], "sparsebp in a PyTorch model (accelerate)": [500]}
-    for other in ({"part": "packed"}, {"length": 100}, {"threads": 2}):
-        results["torch"] = [(Path(), {"rows": [accelerated | other]})]
-        assert bars_of(results) == {"torch.nn": [3e3], "sparsebp": [1e3]}
+    others = [of(accelerated | other) for other in ({"part": "packed"}, {"length": 100}, {"threads": 2})]
+    for other in (*others, of(accelerated, "another processor")):
+        assert bars_of({**results, "torch": other}) == {"torch.nn": [3e3], "sparsebp": [1e3]}
 
 
 def test_readmes_numbers_are_those_of_the_results() -> None:
