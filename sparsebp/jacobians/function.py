@@ -26,7 +26,7 @@ from sparsebp.core.backend import check_plain
 from sparsebp.core.check import Array, check_flag, check_integer, shown
 from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, PatternError, ShapeError, TracingError
 from sparsebp.jacobians.stored import Plan, read_plan, write_plan
-from sparsebp.jacobians.trees import FlatFunction, flattened
+from sparsebp.jacobians.trees import FlatFunction, flattened, replaced
 from sparsebp.patterns.bicoloring import color_both, sources
 from sparsebp.patterns.pattern import (
     SparsityPattern,
@@ -354,7 +354,7 @@ class SparseJacobian:
             raise ShapeError("x is not a batch", expected=f"({self._size}, B)", got=np.shape(xs))
         if not xs.shape[1]:
             return self._function.stacked([], (self.pattern.nnz, 0), xs)
-        first = self._with(args, xs[:, 0])
+        first = replaced(args, [self._argnum], [xs[:, 0]])
         values, rest = self._at(first), xs.T[1:]  # checks, and compiles
         found: Any = [None] * len(rest)
         if self._tape is None and len(rest):
@@ -363,11 +363,9 @@ class SparseJacobian:
                 return mapped
         elif self._tape is not None and self._has_constants(args):
             found = self._tape.batch(first, np.ascontiguousarray(rest))
-        samples = (self._at(self._with(args, x)) if own is None else own for x, own in zip(rest, found, strict=True))
+        samples = (self._at(replaced(args, [self._argnum], [x])) if own is None else own
+                   for x, own in zip(rest, found, strict=True))  # fmt: skip
         return self._function.stacked(itertools.chain([values], samples), (self.pattern.nnz, xs.shape[1]), xs)
-
-    def _with(self, args: tuple[Any, ...], x: Any) -> tuple[Any, ...]:
-        return (*args[: self._argnum], x, *args[self._argnum + 1 :])
 
     def jvp(self, v: Any, *args: Any) -> Any:
         """Return the product with a vector, J v, without the matrix: one derivative along v.
@@ -385,8 +383,8 @@ class SparseJacobian:
             Of the shapes of y.
         """
         args = self._checked_args(args)
-        found = self._product("forward", args, self._flat.x.vector("v", v))
-        return (self._flat.x if self._scalar else self._flat.y).tree(found)
+        self._prepare(args)
+        return self._flat.rows.tree(self._product("forward", args, self._flat.x.vector("v", v)))
 
     def vjp(self, w: Any, *args: Any) -> Any:
         """Return the product with a vector from the left, wᵀJ, without the matrix: one reverse sweep.
@@ -405,11 +403,9 @@ class SparseJacobian:
         """
         args = self._checked_args(args)
         self._prepare(args)
-        w = (self._flat.x if self._scalar else self._flat.y).vector("w", w)
-        return self._flat.x.tree(self._product("reverse", args, w))
+        return self._flat.x.tree(self._product("reverse", args, self._flat.rows.vector("w", w)))
 
     def _product(self, mode: Mode, args: tuple[Any, ...], v: Any) -> Any:
-        self._prepare(args)
         if self._tape is not None:
             matrix = self.pattern.to_scipy(self._at(args))
             return (matrix if mode == "forward" else matrix.T) @ v
@@ -447,8 +443,7 @@ class SparseJacobian:
         tree of scipy.sparse.csr_array
             In place of each array of y the tree of x, with the block of rows of the one and columns of the other.
         """
-        x = self._flat.x
-        return (x if self._scalar else self._flat.y).blocks(matrix, x)
+        return self._flat.rows.blocks(matrix, self._flat.x)
 
     def __call__(self, *args: Any, check: bool = False) -> Any:
         """Return the Jacobian at these arguments.

@@ -23,7 +23,7 @@ from sparsebp.core.errors import DTypeError, MissingDependencyError, ShapeError,
 from sparsebp.jacobians.numpy_functions import NumpyFunction
 from sparsebp.jacobians.stored import FORMAT, digest_of
 from sparsebp.jacobians.tracing import check_length, pattern_of
-from sparsebp.jacobians.trees import FlatFunction
+from sparsebp.jacobians.trees import FlatFunction, replaced
 from sparsebp.patterns.pattern import SparsityPattern
 
 REFUSALS = (jax.errors.JAXTypeError, jax.errors.JAXIndexError, NotImplementedError)
@@ -60,10 +60,7 @@ class JaxFunction(NumpyFunction):
         fixed = [None if i in places else arg for i, arg in enumerate(args)]  # keeps no tracers
 
         def of_some(*given: Any) -> jax.Array:
-            whole = list(fixed)
-            for place, value in zip(places, given, strict=True):
-                whole[place] = value
-            y = self.f(*whole)
+            y = self.f(*replaced(fixed, places, given))
             try:
                 y = jnp.asarray(y)
             except (TypeError, ValueError) as error:
@@ -131,7 +128,7 @@ class JaxFunction(NumpyFunction):
 
     def value(self, args: tuple[Any, ...]) -> np.ndarray:
         """Return what f returns, not its gradient."""
-        y = self.f(*args[: self.argnum], jnp.asarray(args[self.argnum]), *args[self.argnum + 1 :])
+        y = self.f(*replaced(args, [self.argnum], [jnp.asarray(args[self.argnum])]))
         return np.asarray(y, float)
 
     def missing(self, mode: Literal["forward", "reverse"], args: tuple[Any, ...], length: int) -> TracingError | None:
@@ -208,7 +205,7 @@ class JaxFunction(NumpyFunction):
 
     def outcome(self, args: tuple[Any, ...]) -> Any:
         """Return what f returns, with other data."""
-        return self.f.outcome(*args[: self.argnum], jnp.asarray(args[self.argnum]), *args[self.argnum + 1 :])
+        return self.f.outcome(*replaced(args, [self.argnum], [jnp.asarray(args[self.argnum])]))
 
     def batch(self, values: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...], xs: Any) -> Any:
         """Return the values at the columns of xs, by one compiled program; errors are raised by a call of their own."""
@@ -217,10 +214,7 @@ class JaxFunction(NumpyFunction):
             fixed = [None if i in places else arg for i, arg in enumerate(args)]
 
             def run(*given: Any) -> Any:
-                whole = list(fixed)
-                for place, value in zip(places, given, strict=True):
-                    whole[place] = value
-                return values(tuple(whole))
+                return values(replaced(fixed, places, given))
 
             self._runs["batch"] = jax.jit(jax.vmap(run, (1, *(None,) * (len(places) - 1)), 1))
         with _tracing():
@@ -228,7 +222,7 @@ class JaxFunction(NumpyFunction):
         if isinstance(found, jax.core.Tracer):
             return found
         for column in np.flatnonzero(np.isnan(found).any(axis=0)).tolist():
-            values((*args[: self.argnum], xs[:, column], *args[self.argnum + 1 :]))
+            values(replaced(args, [self.argnum], [xs[:, column]]))
         return np.array(found) if isinstance(xs, np.ndarray) else found
 
     def stacked(self, samples: Iterable[Any], shape: tuple[int, int], like: Any) -> Any:

@@ -45,7 +45,7 @@ from sparsebp.jacobians.tracing import (
     selection,
     wrapped,
 )
-from sparsebp.jacobians.trees import FlatFunction
+from sparsebp.jacobians.trees import FlatFunction, replaced
 from sparsebp.patterns.pattern import SparsityPattern
 
 # mypy: disable-error-code="call-overload"
@@ -755,9 +755,9 @@ def det(a: Any) -> Any:
     if n < 2:
         return a[..., 0, 0] if n else np.ones(a.shape[:-2], a.dtype)
     r, s = a[..., 0, :], a[..., 1, :]
-    pairs = ((0, 1),) if n == 2 else ((1, 2), (2, 0), (0, 1))
-    minors = [r[..., i] * s[..., j] - r[..., j] * s[..., i] for i, j in pairs]
-    return minors[0] if n == 2 else sum(m * a[..., 2, k] for k, m in enumerate(minors))
+    if n == 2:
+        return r[..., 0] * s[..., 1] - r[..., 1] * s[..., 0]
+    return sum_of(cross(r, s) * a[..., 2, :], -1)
 
 
 def slogdet(a: Any) -> Any:
@@ -1048,7 +1048,7 @@ class NumpyFunction:
 
     def outcome(self, args: tuple[Any, ...]) -> Any:
         """Return what f returns, with other data."""
-        return self.f.outcome(*args[: self.argnum], np.array(args[self.argnum]), *args[self.argnum + 1 :])
+        return self.f.outcome(*replaced(args, [self.argnum], [np.array(args[self.argnum])]))
 
     def batch(self, values: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...], xs: Any) -> Any:
         """There is no mapped call in NumPy."""

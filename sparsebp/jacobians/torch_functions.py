@@ -28,7 +28,7 @@ from sparsebp.core.locks import forkable_lock
 from sparsebp.jacobians import numpy_functions  # noqa: F401  (functions of traced arrays)
 from sparsebp.jacobians.stored import Digests
 from sparsebp.jacobians.tracing import Sets, Traced, check_length, refused, selection
-from sparsebp.jacobians.trees import FlatFunction
+from sparsebp.jacobians.trees import FlatFunction, replaced
 from sparsebp.patterns.builders import adaptive_pool_pattern, conv_pattern, conv_transpose_pattern, pool_pattern
 from sparsebp.patterns.pattern import SparsityPattern
 
@@ -68,10 +68,7 @@ class TorchFunction:
         """Return the function of some arguments alone, x first; of a scalar one its gradient, unless it is `plain`."""
 
         def of_some(*given: Any) -> torch.Tensor:
-            whole = list(args)
-            for place, value in zip(places, given, strict=True):
-                whole[place] = value
-            y = self.f(*whole)
+            y = self.f(*replaced(args, places, given))
             if not isinstance(y, torch.Tensor) or y.dtype not in (torch.float32, torch.float64):
                 raise DTypeError("The function does not return a tensor of floats", expected="a tensor (m,), float32 "
                                  "or float64", got=getattr(y, "dtype", type(y).__name__))  # fmt: skip
@@ -255,13 +252,13 @@ class TorchFunction:
     def outcome(self, args: tuple[Any, ...]) -> Any:
         """Return what f returns, with other data."""
         x = self.at(args)[1].requires_grad_(getattr(args[self.argnum], "requires_grad", False)).clone()
-        return self.f.outcome(*args[: self.argnum], x, *args[self.argnum + 1 :])
+        return self.f.outcome(*replaced(args, [self.argnum], [x]))
 
     def batch(self, values: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...], xs: Any) -> Any:
         """Return the values at the columns of xs by one mapped call, or None where PyTorch cannot map the function."""
 
         def at(x: Any) -> tuple[Any, ...]:
-            return (*args[: self.argnum], x, *args[self.argnum + 1 :])
+            return replaced(args, [self.argnum], [x])
 
         given = torch.from_numpy(np.array(xs)) if isinstance(xs, np.ndarray) else xs.detach()
         try:
@@ -556,8 +553,6 @@ def _convolution_backward(level: Sets, args: Any, kwargs: dict[str, Any], val: A
 def _convolution_matrix(shape: tuple[int, ...], weight: torch.Tensor, stride: Any, padding: Any, dilation: Any,
                         transposed: bool, output_padding: Any, groups: int) -> Any:  # fmt: skip
     """Return the transposed Jacobian's pattern for a batch, inputs × outputs."""
-    from scipy.sparse import block_diag, csr_array
-
     batch, channels, *sizes = shape
     kernel = tuple(weight.shape[2:])
     if transposed:
@@ -566,8 +561,15 @@ def _convolution_matrix(shape: tuple[int, ...], weight: torch.Tensor, stride: An
     else:
         one = conv_pattern(channels, weight.shape[0], sizes, kernel, tuple(stride), tuple(padding), tuple(dilation),
                            groups).pattern  # fmt: skip
-    matrix = csr_array((np.ones(one.nnz, bool), one.indices, one.indptr), one.shape)
-    return block_diag([matrix] * batch, format="csr") if batch else csr_array((0, 0), dtype=bool)
+    return _block_diagonal(one, batch)
+
+
+def _block_diagonal(pattern: SparsityPattern, count: int) -> Any:
+    """Return the matrix of so many blocks of a pattern."""
+    from scipy.sparse import block_diag, csr_array
+
+    matrix = pattern.to_scipy(np.ones(pattern.nnz, bool))
+    return block_diag([matrix] * count, format="csr") if count else csr_array((0, 0), dtype=bool)
 
 
 COUPLED: dict[str, tuple[int, ...]] = {
@@ -609,8 +611,6 @@ def _coupled(level: Sets, name: str, args: Any, kwargs: dict[str, Any], vals: An
 
 def _pooling(name: str, args: Any, shape: tuple[int, ...]) -> Any:
     """Return the transposed Jacobian's pattern of pooling for a batch, inputs × outputs; x has this shape."""
-    from scipy.sparse import block_diag, csr_array
-
     spatial = shape[-2:]
     if "adaptive" in name:
         one = adaptive_pool_pattern(1, spatial, tuple(args[0])).pattern
@@ -620,9 +620,7 @@ def _pooling(name: str, args: Any, shape: tuple[int, ...]) -> Any:
         kernel, stride, padding, dilation = (tuple(part) * (3 - len(part)) for part in (
             kernel, stride or kernel, padding or [0], dilation))  # fmt: skip
         one = pool_pattern(1, spatial, kernel, stride, padding, dilation, bool(ceil)).pattern
-    matrix = csr_array((np.ones(one.nnz, bool), one.indices, one.indptr), one.shape)
-    count = math.prod(shape[:-2])
-    return block_diag([matrix] * count, format="csr") if count else csr_array((0, 0), dtype=bool)
+    return _block_diagonal(one, math.prod(shape[:-2]))
 
 
 def _pool(level: Sets, args: Any, kwargs: dict[str, Any], val: Any, name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,6 +112,14 @@ def joined(leaves: list[Any], batch: tuple[int, ...] = ()) -> Any:
                            for leaf in leaves])  # fmt: skip
 
 
+def replaced(args: Sequence[Any], places: Iterable[int], values: Iterable[Any]) -> tuple[Any, ...]:
+    """Return arguments with these values in some places."""
+    found = list(args)
+    for place, value in zip(places, values, strict=True):
+        found[place] = value
+    return tuple(found)
+
+
 class FlatFunction:
     """A function f of trees as one of a vector, which stands for f's arguments `places` in place of the first of them.
 
@@ -138,6 +146,11 @@ class FlatFunction:
             return y
         self.y = Layout(y)
         return y if self.y.plain else joined(flattened(y)[0])
+
+    @property
+    def rows(self) -> Layout:
+        """The layout of the derivative's rows: of a scalar function, whose Hessian it is, that of x."""
+        return self.x if self.scalar else self.y
 
     def outcome(self, *args: Any) -> Any:
         """Return what f returns."""

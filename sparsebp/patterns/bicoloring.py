@@ -19,7 +19,15 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsebp.core.errors import PatternError
-from sparsebp.patterns.pattern import SparsityPattern, check_patterns, color_columns, frozen, longest_alone, part_of
+from sparsebp.patterns.pattern import (
+    SparsityPattern,
+    alone_in_line,
+    check_patterns,
+    color_columns,
+    frozen,
+    longest_alone,
+    part_of,
+)
 
 COLORED = 3
 """How many ways to set lines apart are coloured, of those with the best bounds."""
@@ -70,22 +78,12 @@ def color_both(pattern: SparsityPattern, *, row_cost: int = 1, column_cost: int 
 
 def sources(pattern: SparsityPattern, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Return for each entry whether it is alone, by its column's colour, in its row; others are in their column."""
-    by_column = _alone(columns[pattern.indices], pattern.row_of_entry, pattern.shape[0])
-    by_row = _alone(rows[pattern.row_of_entry], pattern.indices, pattern.shape[1])
+    by_column = alone_in_line(columns[pattern.indices], pattern.row_of_entry, pattern.shape[0])
+    by_row = alone_in_line(rows[pattern.row_of_entry], pattern.indices, pattern.shape[1])
     if not (by_column | by_row).all():
         raise PatternError("The colours do not tell the entries apart", expected="a star bicolouring",
                            got=repr(pattern))  # fmt: skip
     return by_column
-
-
-def _alone(colors: np.ndarray, across: np.ndarray, width: int) -> np.ndarray:
-    """Return which entries have a colour, and are the only ones of it in their line."""
-    place = colors.astype(np.int64) * width + across
-    order = np.argsort(place, kind="stable")
-    repeats = np.diff(place[order], prepend=-1 - width) == 0
-    found = np.empty(len(place), bool)
-    found[order] = ~(repeats | np.append(repeats[1:], False)[: len(place)])
-    return found & (colors >= 0)
 
 
 class _Way(NamedTuple):

@@ -746,19 +746,23 @@ def part_of(pattern: SparsityPattern, entries: np.ndarray) -> SparsityPattern:
     return SparsityPattern(ends, pattern.indices[entries], pattern.shape)
 
 
+def alone_in_line(colors: np.ndarray, line: np.ndarray, lines: int) -> np.ndarray:
+    """Return which entries have a colour, and are the only ones of it in their line, a row or a column."""
+    place = colors.astype(np.int64) * lines + line
+    order = np.argsort(place, kind="stable")
+    repeats = np.diff(place[order], prepend=-1 - lines) == 0
+    found = np.empty(len(place), bool)
+    found[order] = ~(repeats | np.append(repeats[1:], False)[: len(place)])
+    return found & (colors >= 0)
+
+
 def star_sources(pattern: SparsityPattern, colors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return where each entry stands in the product with the colours: rows and colours, both int64, shape (nnz,).
 
     An entry and its mirror image have one source, so that the matrix is symmetric to the last bit.
     """
     rows, columns = pattern.row_of_entry.astype(np.int64), pattern.indices.astype(np.int64)
-    count = int(colors.max(initial=-1)) + 1
-    seen = rows * count + colors[columns]
-    order = np.argsort(seen, kind="stable")
-    repeats = np.diff(seen[order], prepend=-1) == 0
-    alone = np.empty(len(seen), bool)
-    alone[order] = ~(repeats | np.append(repeats[1:], False)[: len(seen)])
-    mirrored = pattern.transpose_permutation
+    alone, mirrored = alone_in_line(colors[columns], rows, len(colors)), pattern.transpose_permutation
     lower = rows >= columns
     direct = np.where(lower, alone, ~alone[mirrored])  # of (i, j) and (j, i), i > j, both read at (i, j) if it is alone
     if not (direct & alone | ~direct & alone[mirrored]).all():

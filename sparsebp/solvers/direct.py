@@ -420,12 +420,13 @@ def _warn_if_rounding(A: Any, factors: Any, factorise: Callable[[Any], Any], rea
         for _ in range(4):  # one neighbour may have the same pivot by chance
             near.data = A.data * (1 + 8 * eps * rng.choice(np.array([-1, 1], eps.dtype), len(A.data)))
             try:
-                lost = lost or (~(abs(x - factorise(near).solve(b)) <= abs(x) / 2)).any(axis=0).all()
+                lost = (~(abs(x - factorise(near).solve(b)) <= abs(x) / 2)).any(axis=0).all()
             except (RuntimeError, PivotError):  # the neighbour is singular
                 lost = True
-    if not lost:
-        return
-    warnings.warn(f"Matrix is singular to working precision: {reason}", MatrixRankWarning, stacklevel=5)
+            if lost:
+                break
+    if lost:
+        warnings.warn(f"Matrix is singular to working precision: {reason}", MatrixRankWarning, stacklevel=5)
 
 
 def _order_of(A: Any) -> int:

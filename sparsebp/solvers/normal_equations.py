@@ -40,6 +40,8 @@ class NormalPlan(NamedTuple):
         The pattern of J without long rows, with a further row for each empty column, so that S has a full diagonal.
     kept, long
         Entries of J in `short`, and those in long rows; None if there are no long rows.
+    number
+        Which of the long rows each entry of `long` is in.
     transposed
         The order of the entries of the transpose of `short`: as wide as an address, NumPy takes these in half the time.
     product
@@ -57,6 +59,7 @@ class NormalPlan(NamedTuple):
     short: SparsityPattern
     kept: np.ndarray | None
     long: np.ndarray | None
+    number: np.ndarray
     transposed: np.ndarray
     product: ProductPlan | None
     places: np.ndarray | None
@@ -77,7 +80,7 @@ def plan_normal_equations(pattern: SparsityPattern) -> NormalPlan:
     long = lengths**2 > LONG * (pattern.nnz + n)
     if not long.any() and 0 < FULL * m * n <= pattern.nnz:
         whole = plan_factor(SparsityPattern.dense(n, n), kind="cholesky")
-        return NormalPlan(pattern, None, None, _NONE, None, None, None, np.arange(n) * (n + 1), _NONE, whole)
+        return NormalPlan(pattern, None, None, _NONE, _NONE, None, None, None, np.arange(n) * (n + 1), _NONE, whole)
     of_long = long[pattern.row_of_entry]
     short = part_of(pattern, ~of_long) if long.any() else pattern
     empty = np.flatnonzero(np.bincount(short.indices, minlength=n) == 0)
@@ -89,11 +92,11 @@ def plan_normal_equations(pattern: SparsityPattern) -> NormalPlan:
     diagonal = np.flatnonzero(inner.row_of_entry == inner.indices)
     if not long.any():
         factor = plan_factor(inner, kind="cholesky")
-        return NormalPlan(short, None, None, transposed, product, None, None, diagonal, _NONE, factor)
+        return NormalPlan(short, None, None, _NONE, transposed, product, None, None, diagonal, _NONE, factor)
     k, own = int(long.sum()), np.flatnonzero(of_long)
     rows, columns = inner.row_of_entry.astype(np.int64), inner.indices.astype(np.int64)
-    beyond, across = n + (np.cumsum(long) - 1)[pattern.row_of_entry[own]], pattern.indices[own].astype(np.int64)
-    ends = n + np.arange(k)
+    number, across = (np.cumsum(long) - 1)[pattern.row_of_entry[own]], pattern.indices[own].astype(np.int64)
+    beyond, ends = n + number, n + np.arange(k)
     keys = [r * (n + k) + c for r, c in ((rows, columns), (across, beyond), (beyond, across), (ends, ends))]
     every = np.sort(np.concatenate(keys))
     bordered = SparsityPattern(np.searchsorted(every, np.arange(n + k + 1) * (n + k)), every % (n + k), (n + k, n + k))
@@ -102,8 +105,8 @@ def plan_normal_equations(pattern: SparsityPattern) -> NormalPlan:
     order = plan_factor(inner, kind="cholesky").columns
     order = np.concatenate([order[: max(n - k, 0)], ends, order[max(n - k, 0) :]])
     factor = plan_factor(bordered, kind="ldlt", order=order, signs=np.where(np.arange(n + k) < n, 1, -1))
-    return NormalPlan(short, np.flatnonzero(~of_long), own, transposed, product, places, np.stack([above, below]),
-                      places[diagonal], at_ends, factor)  # fmt: skip
+    return NormalPlan(short, np.flatnonzero(~of_long), own, number, transposed, product, places,
+                      np.stack([above, below]), places[diagonal], at_ends, factor)  # fmt: skip
 
 
 class Factored:
@@ -148,12 +151,8 @@ class Factored:
             self._values[plan.places] = self._normal
             sums = self._own = self._values[plan.diagonal]
         if plan.long is not None:
-            long, rows, columns = (
-                values[plan.long],
-                self.pattern.row_of_entry[plan.long],
-                self.pattern.indices[plan.long],
-            )
-            _, number = np.unique(rows, return_inverse=True)
+            long, number = values[plan.long], plan.number
+            rows, columns = self.pattern.row_of_entry[plan.long], self.pattern.indices[plan.long]
             sizes, sums = np.zeros(self.beyond, self.dtype), sums.copy()
             with np.errstate(over="ignore", invalid="ignore"):
                 np.add.at(sizes, number, abs(long))

@@ -15,6 +15,7 @@ from sparsebp.jacobians.tape.environment import Environment
 from sparsebp.jacobians.tape.expressions import UnrecordedError
 from sparsebp.jacobians.tape.loops import finite
 from sparsebp.jacobians.tape.record import Group, Recorder
+from sparsebp.jacobians.trees import replaced
 from sparsebp.patterns.pattern import SparsityPattern
 
 __all__ = ["TapeDerivatives", "UnrecordedError", "plan_tape"]
@@ -119,9 +120,8 @@ class TapeDerivatives:
         record, argnum = self._current(args), self._given[2]
         usable = record is not None and record.trusted and record.tape.program.takes(args)
         for x in xs:
-            values = record.tape.values((*args[:argnum], x, *args[argnum + 1 :])) if record and usable else None
-            with np.errstate(all="ignore"):
-                yield values if values is not None and finite(values) else None
+            values = record.tape.values(replaced(args, [argnum], [x])) if record and usable else None
+            yield values if values is not None and finite(values) else None
 
     def _current(self, args: tuple[Any, ...]) -> _Record | None:
         """Return the record for x of this dtype, if there is one whose environment is as it was."""
