@@ -25,6 +25,12 @@ SYNCHRONOUS = (
 )  # fmt: skip
 
 
+def on_sizes(*sizes: int) -> list[tuple[str, int]]:
+    """Return the synchronous schedules with each of these numbers of ranks that they can have: DualPipe's are even."""
+    return [(name, size) for name in SYNCHRONOUS for size in sizes
+            if schedules.fitting(name, size, 8, 1)["workers"] == size]  # fmt: skip
+
+
 def mlp(dtype: Any = np.float64, width: int = 5) -> nn.Sequential:
     """Return a model of 8 stages, 5 of them with parameters, the first without."""
     sizes = [7, width, 6, width, 4, 3]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.comm.transport import Handle, Transport, check_callable, other_call, packed, sum_in_order
+from sparsebp.comm.transport import Handle, Transport, check_callable, host_of, other_call, packed, sum_in_order
 from sparsebp.core import backend
 from sparsebp.core.check import Array
 
@@ -65,8 +65,8 @@ class GroupTransport(Transport):
         self._data, self._header = whole.largest_tag, whole.largest_tag - 1  # tags
         self.largest_tag = whole.largest_tag - 2
         self._others = [rank for rank in range(self.size) if rank != self.rank]
-        if hasattr(whole, "host"):  # NCCL's carries no arrays of the host
-            self.host = GroupTransport(whole.host, members)
+        if host_of(whole) is not whole:
+            self.host = GroupTransport(host_of(whole), members)
 
     def isend(self, array: Array, to: int, tag: int) -> Handle:
         self.check_message(array, to, tag)
@@ -85,9 +85,8 @@ class GroupTransport(Transport):
         headers = np.empty((self.size, 3), np.int64)
         size, char = (-1, ord("b")) if like is None else (like.nbytes, ord(like.dtype.char))
         headers[self.rank] = _KINDS.index(kind), size, char
-        host: Transport = getattr(self._whole, "host", self._whole)
-        heading = self._swap(host, [headers[self.rank]] * len(self._others), [headers[r] for r in self._others],
-                             self._header)  # fmt: skip
+        own, others = [headers[self.rank]] * len(self._others), [headers[rank] for rank in self._others]
+        heading = self._swap(host_of(self._whole), own, others, self._header)
         return _Call(self, headers, heading, self._swap(self._whole, given, taken, self._data), finish)
 
     def _swap(self, over: Transport, given: Sequence[Array], taken: Sequence[Array], tag: int) -> list[Handle]:
@@ -128,7 +127,7 @@ class GroupTransport(Transport):
         return reduce(combine, list(arrays[: self.rank])) if self.rank else None
 
     def share(self, value: Any) -> list[Any]:
-        host: GroupTransport = getattr(self, "host", self)
+        host: Any = host_of(self)
         text = packed(value)
         sizes = np.empty(self.size, np.int64)
         host._gather("share", np.array([len(text)]), sizes).wait()

@@ -166,6 +166,12 @@ def check_transport(transport: Any) -> Transport:
 _SAME = "Give all ranks the same model, batches and schedule"
 
 
+def host_of(transport: Transport) -> Transport:
+    """Return the transport that carries the host's arrays: NCCL's are the device's."""
+    host: Transport = getattr(transport, "host", transport)
+    return host
+
+
 def other_data(rank: int, source: int, expected: object, got: object, remedy: str = _SAME) -> TransportError:
     """Return the error of a message with other data than expected."""
     return TransportError(

@@ -121,8 +121,16 @@ class Recipe:
     def make(self) -> Any:
         """Build the layer again."""
         args, options = tuple(map(_as_it_was, self.args)), {k: _as_it_was(v) for k, v in self.options.items()}
-        with _building(None):
+        with _deferring(False):
             return self.kind(*args, **options)
+
+    def drop(self, layer: Any) -> None:
+        """Drop the parameters of the layer that was built: its own, not those of layers inside."""
+        for name, array in layer.params.items():
+            if not isinstance(array, Absent):
+                stand_in = Absent.like(array)
+                stand_in.recipe, stand_in.key, stand_in.crc = self, name, crc_of(array)
+                layer.params.replace(name, stand_in)
 
 
 def _as_it_was(value: Any) -> Any:
@@ -130,29 +138,24 @@ def _as_it_was(value: Any) -> Any:
 
 
 class _Within(threading.local):
-    drop: Callable[[Any, Recipe], None] | None = None
+    deferred = False
 
 
 _within = _Within()
 
 
 @contextlib.contextmanager
-def _building(drop: Callable[[Any, Recipe], None] | None) -> Iterator[None]:
-    before, _within.drop = _within.drop, drop
+def _deferring(deferred: bool) -> Iterator[None]:
+    before, _within.deferred = _within.deferred, deferred
     try:
         yield
     finally:
-        _within.drop = before
+        _within.deferred = before
 
 
-def built(kind: Any, make: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """Build a layer; within `deferred_init` drop its own parameters."""
-    if _within.drop is None:
-        return make(*args, **options)
-    recipe = Recipe(kind, args, options)
-    layer = make(*args, **options)
-    _within.drop(layer, recipe)
-    return layer
+def recipe_of(kind: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Recipe | None:
+    """Return the recipe of a layer that is about to be built within `deferred_init`, None elsewhere."""
+    return Recipe(kind, args, options) if _within.deferred else None
 
 
 @contextlib.contextmanager
@@ -174,16 +177,8 @@ def deferred_init() -> Iterator[None]:
     >>> bool((model[0].weight == sb.nn.Linear(3, 4, rng=0).weight).all())
     True
     """
-    with _building(_drop):
+    with _deferring(True):
         yield
-
-
-def _drop(layer: Any, recipe: Recipe) -> None:
-    for name, array in layer.params.items():
-        if not isinstance(array, Absent):
-            stand_in = Absent.like(array)
-            stand_in.recipe, stand_in.key, stand_in.crc = recipe, name, crc_of(array)
-            layer.params.replace(name, stand_in)
 
 
 def guard(layer: Any) -> None:

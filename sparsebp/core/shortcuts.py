@@ -17,7 +17,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from sparsebp.core.absent import built
+from sparsebp.core.absent import recipe_of
 from sparsebp.core.errors import OptionError
 from sparsebp.core.packed import packed, passes_by
 
@@ -78,7 +78,11 @@ class LayerType(abc.ABCMeta):
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         """Build a layer."""
-        return built(cls, super().__call__, args, options)
+        recipe = recipe_of(cls, args, options)
+        layer = super().__call__(*args, **options)
+        if recipe is not None:
+            recipe.drop(layer)
+        return layer
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, value)

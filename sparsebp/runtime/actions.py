@@ -339,6 +339,10 @@ class Step:
         whole = sum(count for _, count in scores)
         return (sum(right for right, _ in scores) / whole, whole) if whole else (math.nan, 0.0)
 
+    def set_score(self, m: int, score: tuple[Any, Any] | None) -> None:
+        """Write down the score of a micro-batch, read from the device."""
+        self.scores[m] = None if score is None else (float(score[0]), float(score[1]))  # synchronize!
+
     def set_shares(self, counts: Sequence[Any], total: Any) -> None:
         """Write down the shares of micro-batches that count so much, of `total` in the whole step."""
         self.counted = total

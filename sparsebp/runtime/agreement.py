@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sparsebp.comm.transport import Transport
+from sparsebp.comm.transport import Transport, host_of
 from sparsebp.core import backend, errors
 from sparsebp.core.absent import crc_of
 from sparsebp.core.check import Array, shown
@@ -134,7 +134,7 @@ def exchange(transport: Transport, arrays: Mapping[str, tuple[int, Array]]) -> N
     others: dict[str, Array] = {}
     for name, (owner, array) in arrays.items():
         xp = backend.namespace(array)
-        between = getattr(transport, "host", transport) if backend.is_host(xp) else transport  # NCCL's are devices
+        between = host_of(transport) if backend.is_host(xp) else transport
         if array.dtype.kind != "f" or array.size == 0:
             others[name] = array
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -15,14 +14,16 @@ from sparsebp.nn.init import Rows, rows_of
 from sparsebp.nn.loss import check_counts
 from sparsebp.optim.sharded import PieceOptimizer
 from sparsebp.runtime.actions import Batch, Observer, Step, StepFunction, buffers_of, trained_parameters
-from sparsebp.runtime.agreement import check_same, checksums, exchange
+from sparsebp.runtime.agreement import exchange
 from sparsebp.runtime.pipeline import PipelineActions, PipelineExecutor
 from sparsebp.runtime.replicas import (
     BUCKET_BYTES,
     Buckets,
+    Countdown,
     Indices,
     ShardedBuckets,
     ShardedUpdates,
+    begin_alike,
     bucket_names,
     drawing_rows,
     gathered,
@@ -41,8 +42,7 @@ class GridActions(PipelineActions):
         """Take the ranks with the same stages, and the sums over them."""
         check_counts(self.loss)
         self.replicas, self.buckets = replicas, buckets
-        self._uses = Counter(name for number in self.own for name in set(self.stages[number].parameters.values()))
-        self._left: dict[str, int] = {}  # of each parameter, how many W its gradient still lacks
+        self._countdown = Countdown(self.stages[number] for number in self.own)
         self._rows: list[Rows] = []  # of every micro-batch, this pipeline's samples among all
 
     def share(self, step: Step) -> None:
@@ -78,13 +78,8 @@ class GridActions(PipelineActions):
             run(step)
             for name in names & step.grads.keys():
                 self.buckets.add(name, step.grads.pop(name))
-            if not self._left:
-                self._left = {name: uses * len(step.batches) for name, uses in self._uses.items()}
-            for name in names:
-                self._left[name] -= 1
-                if self._left[name] == 0:
-                    del self._left[name]
-                    self.buckets.put(step.grads, name)
+            for name in self._countdown.completed(names, len(step.batches)):
+                self.buckets.put(step.grads, name)
 
         return replica
 
@@ -139,12 +134,9 @@ class GridExecutor(PipelineExecutor):
             raise OptionError("Gradients are summed over the pipelines before the first update",
                               expected="all gradients before the first U, on every rank",
                               got=f"the schedule {schedule.name or 'given'!r}")  # fmt: skip
-        generators = model.generators() if hasattr(model, "generators") else {}
-        states = {name: generator.bit_generator.state for name, generator in generators.items()}
-        params = held(trained_parameters(model, optimizer))
-        first, *_ = check_same(replicas, {"clip_norm": options.get("clip_norm"), **checksums(params)}, states)
-        for name, generator in generators.items():
-            generator.bit_generator.state = first[name]
+        begin_alike(
+            replicas, model, {"clip_norm": options.get("clip_norm")}, held(trained_parameters(model, optimizer))
+        )
 
     def _make_actions(
         self, loss: Any, optimizer: Any, clip_norm: float | None, observer: Observer, own: Mapping[int, Collection[int]]
@@ -171,8 +163,7 @@ class GridExecutor(PipelineExecutor):
                               got="all parameters on every rank",
                               remedy="Build it so, or leave sharded out")  # fmt: skip
         buckets = ShardedBuckets(params, names, self._replicas)
-        pieces = {name: piece for bucket in buckets.all for name, piece in bucket.bounds.items()}
-        self._shard_optimizer = PieceOptimizer(optimizer, pieces)
+        self._shard_optimizer = PieceOptimizer(optimizer, buckets.pieces)
         actions = ShardedGridActions(self.stages, loss, self._shard_optimizer, *given[2:])
         actions.join(self._replicas, buckets)
         return actions

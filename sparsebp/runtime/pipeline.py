@@ -87,8 +87,7 @@ class PipelineActions(Actions):
 
         def run(step: Step) -> None:
             loss(step)
-            score = self.observer.score(step.predictions[m], step.targets[m])
-            step.scores[m] = None if score is None else (float(score[0]), float(score[1]))  # synchronize!
+            step.set_score(m, self.observer.score(step.predictions[m], step.targets[m]))
 
         return run
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from sparsebp.comm.transport import Handle, Transport
+from sparsebp.comm.transport import Handle, Transport, host_of
 from sparsebp.core import backend
 from sparsebp.core.check import Array, check_flag
 from sparsebp.core.errors import OptionError, ScheduleError, TransportError
@@ -195,6 +195,24 @@ def bucket_names(
     return out
 
 
+class Countdown:
+    """How many W the gradient of each parameter still lacks in a step."""
+
+    def __init__(self, stages: Iterable[Stage]) -> None:
+        self._uses = Counter(name for stage in stages for name in set(stage.parameters.values()))
+        self._left: dict[str, int] = {}
+
+    def completed(self, names: Iterable[str], microbatches: int) -> Iterator[str]:
+        """Count one W of some parameters, and yield those whose gradients are complete with it."""
+        if not self._left:
+            self._left = {name: uses * microbatches for name, uses in self._uses.items()}
+        for name in names:
+            self._left[name] -= 1
+            if self._left[name] == 0:
+                del self._left[name]
+                yield name
+
+
 # The actions of one replica: as for one worker, but it shares samples, sends gradients and waits for sums.
 
 
@@ -203,7 +221,7 @@ class Totals:
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self.host: Transport = getattr(transport, "host", transport)  # NCCL's carries no arrays of the host
+        self.host = host_of(transport)
         # On every rank: a mark, how much a step counts, and the samples of every micro-batch.
         self._counts = np.empty((0, transport.size))
         self._own: list[Any] = []  # how much this rank's micro-batches count
@@ -303,9 +321,8 @@ class ReplicaActions(Actions):
         if totals.transport.size > 1:
             check_counts(loss)
         self.buckets, self.totals = buckets, totals
-        self._holders = Counter(name for stage in stages.all for name in set(stage.parameters.values()))
+        self._countdown = Countdown(stages.all)
         self._ended = 0  # micro-batches whose loss is known
-        self._left: dict[str, int] = {}  # of each parameter, how many W its gradient still lacks
 
     def forward(self, number: int, m: int, count: int) -> StepFunction:
         """F; the last stage's shares the loss with the other ranks."""
@@ -318,8 +335,7 @@ class ReplicaActions(Actions):
                 self.share(step)
             run(step)
             if len(step.batches[m][1]) and step.later is None:
-                score = self.observer.score(step.predictions[m], step.targets[m])
-                step.scores[m] = None if score is None else (float(score[0]), float(score[1]))
+                step.set_score(m, self.observer.score(step.predictions[m], step.targets[m]))
             if m == count - 1 and step.update is None:  # the last micro-batch is empty
                 step.update = self.optimizer.begin()
             self._ended += 1
@@ -372,14 +388,8 @@ class ReplicaActions(Actions):
 
         def replica(step: Step) -> None:
             run(step)
-            left = self._left
-            if not left:
-                left.update({name: uses * len(step.batches) for name, uses in self._holders.items()})
-            for name in names:
-                left[name] -= 1
-                if left[name] == 0:
-                    del left[name]
-                    self.buckets.put(step.grads, name)
+            for name in self._countdown.completed(names, len(step.batches)):
+                self.buckets.put(step.grads, name)
 
         return replica
 
@@ -534,6 +544,11 @@ class ShardedBuckets(Buckets):
         """Begin to sum this rank's shard of a full bucket."""
         bucket.handle = self.transport.reduce_scatter(bucket.flat, bucket.shard)
 
+    @property
+    def pieces(self) -> dict[str, tuple[int, int]]:
+        """Begin and end of this rank's part of every parameter that it has a part of."""
+        return {name: piece for bucket in self.all for name, piece in bucket.bounds.items()}
+
     def holding(self, names: Iterable[str]) -> list[ShardedBucket]:
         """Return the buckets with any of `names`, in the order of their sums."""
         wanted = set(names)
@@ -643,6 +658,17 @@ def gathered(optimizer: PieceOptimizer, buckets: ShardedBuckets, *, keep: bool) 
                            for kind, names in optimizer.kinds.items()})  # fmt: skip
 
 
+def begin_alike(transport: Transport, model: Any, facts: Mapping[str, Any], params: Mapping[str, Array]) -> None:
+    """Check that options and parameters are the same on all replicas, and give all of them rank 0's generators."""
+    generators = model.generators() if hasattr(model, "generators") else {}
+    states = {name: generator.bit_generator.state for name, generator in generators.items()}
+    facts = {**facts, "the layers that draw random numbers": sorted(generators)}
+    # Gradients are averaged, but never parameters: those that differ would do so to the end.
+    first, *_ = check_same(transport, facts | checksums(params), states)
+    for name, generator in generators.items():
+        generator.bit_generator.state = first[name]
+
+
 class ReplicaExecutor(PlainExecutor):
     """An `PlainExecutor` of one of several replicas, which all run the same schedule on their own part of the samples.
 
@@ -702,16 +728,8 @@ class ReplicaExecutor(PlainExecutor):
         self._totals, self._optimizer = Totals(transport), optimizer
         self._failed: str | None = None
         self._shard_optimizer: PieceOptimizer | None = None
-        generators = model.generators() if hasattr(model, "generators") else {}
-        facts = {
-            "the schedule": (schedule.graph, [lane.cells for lane in schedule.lanes]), "clip_norm": clip_norm,
-            "the layers that draw random numbers": sorted(generators),
-        }  # fmt: skip
-        states = {name: generator.bit_generator.state for name, generator in generators.items()}
-        # Gradients are averaged, but never parameters: those that differ would do so to the end.
-        first, *_ = check_same(transport, facts | checksums(trained_parameters(model, optimizer)), states)
-        for name, generator in generators.items():
-            generator.bit_generator.state = first[name]
+        facts = {"the schedule": (schedule.graph, [lane.cells for lane in schedule.lanes]), "clip_norm": clip_norm}
+        begin_alike(transport, model, facts, trained_parameters(model, optimizer))
         super().__init__(model, loss, optimizer, compute, clip_norm=clip_norm, observer=observer)
         self.schedule = schedule
         if schedule.graph.first == "U" and clip_norm is None:
@@ -727,8 +745,7 @@ class ReplicaExecutor(PlainExecutor):
         rest: Any = {"buckets": self.buckets, "totals": self._totals}
         if not isinstance(self.buckets, ShardedBuckets):
             return ReplicaActions(self.stages, loss, optimizer, clip_norm, observer, **rest)
-        pieces = {name: piece for bucket in self.buckets.all for name, piece in bucket.bounds.items()}
-        self._shard_optimizer = PieceOptimizer(optimizer, pieces)
+        self._shard_optimizer = PieceOptimizer(optimizer, self.buckets.pieces)
         return ShardedActions(self.stages, loss, self._shard_optimizer, clip_norm, observer, **rest)
 
     def gather_state(self, *, everywhere: bool = False) -> None:

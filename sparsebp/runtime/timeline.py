@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from sparsebp.comm.transport import Transport
+from sparsebp.comm.transport import Transport, host_of
 from sparsebp.core.files import write_figure
 from sparsebp.runtime.agreement import TAG
 from sparsebp.schedule import Action, Costs, Overlap, Schedule, simulate
@@ -92,7 +92,7 @@ def clock_offset(transport: Transport) -> tuple[float, float]:
 
 def measured(transport: Transport, schedule: Schedule, times: Times) -> Timeline | None:
     """Return the timeline of a step on all ranks, which all call this; None where no rank has run a step."""
-    transport = getattr(transport, "host", transport)  # messages of a few bytes go from host to host
+    transport = host_of(transport)  # messages of a few bytes go from host to host
     offset, uncertainty = clock_offset(transport)
     own = [(*action, begin + offset, end + offset) for action, (begin, end) in times.items()]
     events, worst = [], 0.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.comm.transport import DTYPES, Transport
+from sparsebp.comm.transport import DTYPES, Transport, host_of
 from sparsebp.core import backend
 from sparsebp.core.absent import Absent, is_absent
 from sparsebp.core.check import Array
@@ -20,11 +20,6 @@ from sparsebp.runtime.agreement import TAG, exchange
 from sparsebp.train.checkpoint import Checkpoint, file_order, live_state, pack, save_checkpoint
 from sparsebp.train.grouping import layers_in_order, renamed_tensor, renaming
 from sparsebp.train.state import TrainingState
-
-
-def host_of(transport: Transport) -> Transport:
-    """Return the transport that carries the host's arrays: NCCL's are devices."""
-    return getattr(transport, "host", transport)
 
 
 class Holders:
@@ -106,16 +101,16 @@ def whole_on_rank_0(run: TrainingState, holders: Holders | None) -> Iterator[Non
     if not found:
         yield
         return
-    arrays = {name: found[f"model.{name}"] for name in run.model.parameters() if f"model.{name}" in found}
-    stand_ins = {id(arrays[name]): array for name, array in run.model.parameters().items() if name in arrays}
+    params = run.model.parameters().items()
+    received = [(array, found[f"model.{name}"]) for name, array in params if f"model.{name}" in found]
     before = {kind: dict(buffers) for kind, buffers in optimizer.buffers.items()}
     now = {kind: {name: found.get(f"optimizer.{kind}.{name}", array) for name, array in buffers.items()}
            for kind, buffers in before.items()}  # fmt: skip
-    _put(run, {id(stand_ins[id(array)]): array for array in arrays.values()}, now)
+    _put(run, {id(stand_in): array for stand_in, array in received}, now)
     try:
         yield
     finally:
-        _put(run, stand_ins, before)
+        _put(run, {id(array): stand_in for stand_in, array in received}, before)
 
 
 def _put(run: TrainingState, arrays: Mapping[int, Array], buffers: Mapping[str, Mapping[str, Array]]) -> None:

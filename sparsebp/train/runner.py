@@ -149,8 +149,7 @@ class Runner(Observer):
             tag = step.tag
             for m, prediction in enumerate(step.predictions):
                 if step.scores[m] is None and prediction is not None:  # None: no samples here
-                    step.scores[m] = score = self.score(prediction, step.targets[m])
-                    step.scores[m] = None if score is None else (float(score[0]), float(score[1]))  # synchronize!
+                    step.set_score(m, self.score(prediction, step.targets[m]))
             now, (right, scored) = time.perf_counter(), step.score
             self.run.history.add_step(
                 loss=step.loss, accuracy=right, grad_norm=step.norm(self.executor.stages.names), lr=tag.lr,

@@ -31,11 +31,15 @@ from sparsebp.train.state import TrainingState
 REPLICAS, FIRST_K = "data-parallel", "reverse-first-k"
 
 
-def on_ranks() -> tuple[str, ...]:
-    """Return the names of schedules for several ranks, registered builders' among them."""
-    pipelines = (name for name, make in BUILDERS.items()
+def pipelines() -> tuple[str, ...]:
+    """Return the names of pipelines to train with, registered builders' among them."""
+    return tuple(name for name, make in BUILDERS.items()
                  if "workers" in inspect.signature(make).parameters and name != "forward-only")  # fmt: skip
-    return (REPLICAS, FIRST_K, *pipelines)
+
+
+def on_ranks() -> tuple[str, ...]:
+    """Return the names of schedules for several ranks."""
+    return (REPLICAS, FIRST_K, *pipelines())
 
 
 def schedule_names() -> tuple[str, ...]:
@@ -45,9 +49,7 @@ def schedule_names() -> tuple[str, ...]:
 
 def asynchronous(schedule: Any) -> bool:
     """Return whether a schedule's name is one with updates between micro-batches, which change the losses."""
-    if not isinstance(schedule, str) or schedule not in on_ranks() or schedule in (REPLICAS, FIRST_K):
-        return False
-    return build(schedule).graph.updates == "microbatch"
+    return isinstance(schedule, str) and schedule in pipelines() and build(schedule).graph.updates == "microbatch"
 
 
 def staleness(schedule: str | os.PathLike[str] | Schedule, accumulate: int, transport: Transport | None) -> str | None:
@@ -161,8 +163,8 @@ def check_replicas(
     replicas = check_integer("replicas", replicas, 1)
     if replicas == 1:
         return transport, None
-    pipelines = not isinstance(schedule, str) or schedule not in ("conventional", "ooo", REPLICAS, FIRST_K)
-    if transport is None or not pipelines:
+    pipelined = not isinstance(schedule, str) or schedule not in ("conventional", "ooo", REPLICAS, FIRST_K)
+    if transport is None or not pipelined:
         raise OptionError("replicas are of pipelines", expected="a transport, and schedule='1f1b' or another pipeline",
                           got=f"schedule={schedule!r}" + " and no transport" * (transport is None),
                           remedy="Use schedule='data-parallel' for replicas that have all stages")  # fmt: skip
@@ -183,7 +185,7 @@ def schedule_of(
         return conventional(stages=len(stages), microbatches=accumulate, fusion=fusion, unweighted=stages.unweighted)
     if schedule == REPLICAS:
         return data_parallel(stages=len(stages), microbatches=accumulate, unweighted=stages.unweighted)
-    if isinstance(schedule, str) and schedule in on_ranks():
+    if isinstance(schedule, str) and schedule in pipelines():
         given = build(schedule, workers=ranks, stages=len(stages), microbatches=accumulate,
                       unweighted=stages.unweighted, strict=False)  # fmt: skip
     else:
