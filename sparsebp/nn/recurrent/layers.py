@@ -118,8 +118,8 @@ class Recurrent(Layer):
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         if self.dropout > 0 and num_layers == 1:
             kinds = type(self).__mro__
-            # Calls in between: those of constructors, and two of the class's own call.
-            between = 2 + sum("__init__" in vars(kind) for kind in kinds[: kinds.index(Recurrent)])
+            # Calls in between: that of the class, and those of constructors.
+            between = 1 + sum("__init__" in vars(kind) for kind in kinds[: kinds.index(Recurrent)])
             warnings.warn(f"Dropout acts between recurrent layers: dropout={dropout} has no effect with num_layers=1",
                           stacklevel=2 + between)  # fmt: skip
         self.batch_first = check_flag("batch_first", batch_first)
