@@ -17,6 +17,7 @@ from sparsebp.jax.arrays import arrays_of
 from sparsebp.jax.operations import Operation, Shapes, Tangent, derivative, no_tangent
 from sparsebp.jax.recurrence import linear_recurrence, mapped
 from sparsebp.kernels.spec import kept_states
+from sparsebp.scan.selective import shapes_of
 
 Shape = tuple[int, ...]
 
@@ -63,21 +64,13 @@ def selective_scan(
     optional = {name: array for name, array in (("d", d), ("h0", h0)) if array is not None}
     given = {"x": x, "dt": dt, "a": a, "b": b, "c": c} | optional
     arrays = dict(zip(given, arrays_of(**given), strict=True))
-    if arrays["x"].ndim != 3:
-        raise ShapeError("x has the wrong shape", expected="(T, B, E)", got=arrays["x"].shape)
-    steps, batch, channels = arrays["x"].shape
-    if arrays["a"].ndim != 2 or len(arrays["a"]) != channels:
-        raise ShapeError("a has the wrong shape", expected=f"({channels}, N)", got=arrays["a"].shape)
-    order = arrays["a"].shape[1]
-    shapes = {"dt": (steps, batch, channels), "b": (steps, batch, order), "c": (steps, batch, order),
-              "d": (channels,), "h0": (batch, channels, order)}  # fmt: skip
-    for name, shape in shapes.items():
-        if name in arrays and arrays[name].shape != shape:
-            raise ShapeError(f"{name} has the wrong shape", expected=shape, got=arrays[name].shape)
+    shapes = shapes_of(arrays["x"].shape, arrays["a"].shape)
+    for name, array in arrays.items():
+        if array.shape != shapes[name]:
+            raise ShapeError(f"{name} has the wrong shape", expected=shapes[name], got=array.shape)
     x, dt, a, b, c = (arrays[name] for name in ("x", "dt", "a", "b", "c"))
-    d = arrays.get("d", jnp.zeros(channels, x.dtype))
-    h0 = arrays["h0"].swapaxes(1, 2) if "h0" in arrays else jnp.zeros((batch, order, channels), x.dtype)
-    y, _, last = _scan(x, dt, a.T, b, c, d, h0)
+    d, h0 = (arrays[name] if name in arrays else jnp.zeros(shapes[name], x.dtype) for name in ("d", "h0"))
+    y, _, last = _scan(x, dt, a.T, b, c, d, h0.swapaxes(1, 2))
     return y, last.swapaxes(1, 2)
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from sparsebp import kernels
 from sparsebp.core import backend, host_pool
 from sparsebp.core.check import Array
+from sparsebp.core.errors import ShapeError
 from sparsebp.kernels.spec import kept_states
 
 
@@ -144,19 +145,23 @@ def selective_scan_vjp(
 def _check(x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None, **others: Array | None) -> ModuleType:
     """Check all arrays against x and a; return their namespace."""
     xp = backend.namespace(**backend.given(x=x, dt=dt, a=a, b=b, c=c, d=d, **others))
-    dtype = backend.float_dtype(x.dtype)
-    backend.check_array("x", x, shape=(None, None, None), contiguous=False)
-    steps, batch, channels = x.shape
-    backend.check_array("a", a, dtype=dtype, shape=(channels, None), contiguous=False)
-    order = a.shape[1]
-    shapes = {
-        "dt": x.shape, "b": (steps, batch, order), "c": (steps, batch, order), "d": (channels,), "grad_y": x.shape,
-        "states": (kept_states(steps), batch, order, channels), "h0": (batch, channels, order),
-        "grad_h_n": (batch, channels, order),
-    }  # fmt: skip
-    for name, array in backend.given(dt=dt, b=b, c=c, d=d, **others).items():
+    dtype, shapes = backend.float_dtype(x.dtype), shapes_of(x.shape, a.shape)
+    for name, array in backend.given(x=x, a=a, dt=dt, b=b, c=c, d=d, **others).items():
         backend.check_array(name, array, dtype=dtype, shape=shapes[name], contiguous=False)
     return xp
+
+
+def shapes_of(x: tuple[int, ...], a: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all arguments, from those of x and a; ShapeError where these do not fit."""
+    if len(x) != 3:
+        raise ShapeError("x has the wrong shape", expected="(T, B, E)", got=tuple(x))
+    steps, batch, channels = x
+    if len(a) != 2 or a[0] != channels:
+        raise ShapeError("a has the wrong shape", expected=f"({channels}, N)", got=tuple(a))
+    order = a[1]
+    of_states, state = (kept_states(steps), batch, order, channels), (batch, channels, order)
+    return {"x": x, "dt": x, "a": a, "b": (steps, batch, order), "c": (steps, batch, order), "d": (channels,),
+            "h0": state, "states": of_states, "grad_y": x, "grad_h_n": state}  # fmt: skip
 
 
 def _operands(x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None) -> tuple[Array, ...]:

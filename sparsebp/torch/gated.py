@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, cast, get_args
 
 import torch
 from torch import Tensor
@@ -12,11 +12,9 @@ from torch.nn import functional
 from sparsebp import kernels
 from sparsebp.core import backend, host_pool
 from sparsebp.core.check import check_choice, check_flag, check_integer, check_number
-from sparsebp.core.errors import ShapeError
 from sparsebp.nn.recurrent.gated import Candidate
-from sparsebp.scan.recurrence import checked_lengths
 from sparsebp.torch import recurrences
-from sparsebp.torch.modules import autocasts, cast_input, check_dense, check_tensors, without_autocast
+from sparsebp.torch.modules import autocasts, check_tensors
 from sparsebp.torch.ops import (
     MAY_BE_NONE,
     apply,
@@ -27,7 +25,8 @@ from sparsebp.torch.ops import (
     to_array,
     to_tensor,
 )
-from sparsebp.torch.recurrences import Lengths, at_ends, before, folded, lengths_of, samples_of, within
+from sparsebp.torch.recurrences import array_of_lengths, before, folded, last_states, samples_of, within
+from sparsebp.torch.steps import LinearlyRecurrent
 
 __all__ = ["MinGRU", "MinLSTM"]
 
@@ -47,8 +46,7 @@ def _compute_min_gru(p: Tensor, h0: Tensor, lengths: Tensor | None, nonlinearity
         x, start = to_array(p.contiguous()), to_array(h0.contiguous())
         xp = backend.namespace(x)
         h = host_pool.empty(xp, (*x.shape[:2], start.shape[1]), x.dtype)
-        steps_of = _steps_of(lengths, p)
-        kernels.get(xp).min_gru_forward(x, start, steps_of, nonlinearity, reverse, h)
+        kernels.get(xp).min_gru_forward(x, start, array_of_lengths(lengths, x), nonlinearity, reverse, h)
         return to_tensor(h)
 
 
@@ -63,15 +61,8 @@ def _compute_min_gru_vjp(
         given = [to_array(tensor.contiguous()) for tensor in (p, h, grad_h, h0)]
         xp = backend.namespace(given[0])
         gp, gh0 = (host_pool.empty(xp, tuple(tensor.shape), given[0].dtype) for tensor in (p, h0))
-        kernels.get(xp).min_gru_backward(*given, _steps_of(lengths, p), nonlinearity, reverse, gp, gh0)
+        kernels.get(xp).min_gru_backward(*given, array_of_lengths(lengths, given[0]), nonlinearity, reverse, gp, gh0)
         return to_tensor(gp), to_tensor(gh0)
-
-
-def _steps_of(lengths: Tensor | None, p: Tensor) -> Any:
-    if lengths is None:
-        return None
-    array = to_array(lengths)
-    return checked_lengths(array, tuple(p.shape), backend.namespace(array))
 
 
 @torch.library.register_fake("sparsebp::min_gru")
@@ -159,8 +150,8 @@ _LIBRARY.impl("min_gru", MinGRURun.apply, "Autograd")
 # The modules.
 
 
-class Gated(torch.nn.Module):
-    """Base of `MinGRU` and `MinLSTM`: their parameters and `forward`."""
+class Gated(LinearlyRecurrent):
+    """Base of `MinGRU` and `MinLSTM`: their parameters and layers."""
 
     gates: ClassVar[int]
 
@@ -210,59 +201,19 @@ class Gated(torch.nn.Module):
         more = [f"{name}={getattr(self, name)}" for name, default in given.items() if getattr(self, name) != default]
         return ", ".join([str(self.input_size), str(self.hidden_size), *more])
 
-    def forward(
-        self, input: Tensor, hx: Tensor | None = None, *, lengths: Lengths | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Run all layers.
-
-        Parameters
-        ----------
-        input
-            (T, B, input_size), with ``batch_first`` (B, T, input_size), or unbatched (T, input_size); float32 or
-            float64. Under autocast it is converted to the dtype of the weights.
-        hx
-            The initial state (num_layers · directions, B, hidden_size), or None for zeros; unbatched without B.
-        lengths
-            Valid steps of each sample (B,), from 0 to T. Later input has no influence, later output is zero, and the
-            last state is the last valid one, of a sample without any the initial one.
-
-        Returns
-        -------
-        output
-            The last layer's states (T, B, directions · hidden_size), laid out as the input.
-        h_n
-            The last states, as `hx`.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError, OptionError
-            An argument does not fit, or T is 0.
-        """
-        x, hx = self._checked(input, hx, lengths)
-        unbatched = x.dim() == 2
-        if unbatched:
-            x, hx = x.unsqueeze(1), hx if hx is None else hx.unsqueeze(1)
-        elif self.batch_first:
-            x = x.transpose(0, 1)
+    def _run(self, x: Tensor, hx: Tensor | None, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         last: list[Tensor] = []
-        with without_autocast(x):
-            n = None if lengths is None else lengths_of(lengths, x)
-            x = _masked(x, n)  # so that NaN in the padding cannot spread to the weights' gradients
-            zeros = x.new_zeros((x.shape[1], self.hidden_size))
-            for layer in range(self.num_layers):
-                if layer and self.dropout:
-                    x = functional.dropout(x, self.dropout, self.training)
-                outputs = []
-                for direction, name in enumerate(self._names(layer)):
-                    start = zeros if hx is None else hx[len(last)]
-                    y = self._direction(x, start, n, name, direction == 1)
-                    outputs.append(y)
-                    last.append(_last(y, start, n, direction == 1))
-                x = torch.cat(outputs, 2) if self.bidirectional else outputs[0]
-        h_n = torch.stack(last)
-        if unbatched:
-            return x.squeeze(1), h_n.squeeze(1)
-        return x.transpose(0, 1) if self.batch_first else x, h_n
+        zeros = x.new_zeros((x.shape[1], self.hidden_size))
+        for layer in range(self.num_layers):
+            if layer and self.dropout:
+                x = functional.dropout(x, self.dropout, self.training)
+            outputs = []
+            for name, reverse in zip(self._names(layer), (False, True), strict=False):
+                start = zeros if hx is None else hx[len(last)]
+                outputs.append(self._direction(x, start, lengths, name, reverse))
+                last.append(last_states(outputs[-1], start, lengths, reverse))
+            x = torch.cat(outputs, 2) if self.bidirectional else outputs[0]
+        return x, torch.stack(last)
 
     def _direction(self, x: Tensor, start: Tensor, lengths: Tensor | None, name: str, reverse: bool) -> Tensor:
         weight, bias = getattr(self, "weight_ih" + name), getattr(self, "bias_ih" + name) if self.bias else None
@@ -272,32 +223,16 @@ class Gated(torch.nn.Module):
         """Return the inputs of gate and candidate (T, B, 2H), of the projected input."""
         return p
 
-    def _checked(self, x: Any, hx: Any, lengths: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the input and the state, under autocast in the dtype of the weights."""
-        check_dense(self._get_name(), "input", x)
-        weight: Any = self.weight_ih_l0
-        x = cast_input(self._get_name(), x, weight)
-        if x.dim() not in (2, 3) or x.shape[-1] != self.input_size or (lengths is not None and x.dim() == 2):
-            raise ShapeError("input has the wrong shape", expected=f"(T, B, {self.input_size}), batch first if asked "
-                             "for, or without lengths unbatched", got=tuple(x.shape))  # fmt: skip
-        if x.shape[1 if x.dim() == 3 and self.batch_first else 0] == 0:
-            raise ShapeError("input is empty", expected="at least one step", got=tuple(x.shape))
-        if hx is not None:
-            check_dense(self._get_name(), "hx", hx)
-            batch = () if x.dim() == 2 else (x.shape[0 if self.batch_first else 1],)
-            shape = (self.num_layers * (2 if self.bidirectional else 1), *batch, self.hidden_size)
-            if hx.shape != shape:
-                raise ShapeError("hx has the wrong shape", expected=shape, got=tuple(hx.shape))
-            hx = hx.to(x.dtype) if autocasts(x) else hx
-            check_tensors(self._get_name(), {"input": x, "hx": hx})
-        return x, hx
+    def _first_weight(self) -> Tensor:
+        return cast(Tensor, self.weight_ih_l0)
 
+    def _runs(self) -> int:
+        return self.num_layers * (2 if self.bidirectional else 1)
 
-def _last(y: Tensor, start: Tensor, lengths: Tensor | None, reverse: bool) -> Tensor:
-    """Return the state after a direction's last step."""
-    if lengths is None or not reverse:
-        return at_ends(y, start, lengths) if lengths is not None else y[0 if reverse else -1]
-    return torch.where((lengths > 0)[:, None], y[0], start)
+    def _checked_state(self, hx: Tensor, x: Tensor) -> Tensor:
+        hx = hx.to(x.dtype) if autocasts(x) else hx
+        check_tensors(self._get_name(), {"input": x, "hx": hx})
+        return hx
 
 
 class MinGRU(Gated):

@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from sparsebp.core.check import check_flag, check_integer, check_number
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.torch.modules import cast_input, check_dense, without_autocast
-from sparsebp.torch.recurrences import Lengths, at_ends, lengths_of, run, within
+from sparsebp.torch.recurrences import last_states, run
+from sparsebp.torch.steps import LinearlyRecurrent
 
 __all__ = ["LRU"]
 
 
-class LRU(torch.nn.Module):
+class LRU(LinearlyRecurrent):
     """A linear recurrent unit: ``h[t] = λ * h[t-1] + γ * (B x[t])`` with complex h, ``y[t] = Re(C h[t]) + D * x[t]``.
 
     ``λ = exp(-exp(nu_log) + i exp(theta_log))`` lies inside the unit circle, and ``γ = exp(gamma_log)`` starts at
@@ -103,65 +104,24 @@ class LRU(torch.nn.Module):
         more = ", batch_first=True" if self.batch_first else ""
         return f"{self.input_size}, {self.hidden_size}{more}, r_min={self.r_min}, r_max={self.r_max}"
 
-    def forward(
-        self, input: Tensor, hx: Tensor | None = None, *, lengths: Lengths | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Run the layer.
+    def _run(self, x: Tensor, hx: Tensor | None, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        into = torch.stack((self.B_re, self.B_im), 1) * self.gamma_log.exp()[:, None, None]
+        out = torch.stack((self.C_re, -self.C_im), 2).flatten(1)
+        factors = torch.polar(torch.exp(-self.nu_log.exp()), self.theta_log.exp())[None, None]
+        terms = torch.view_as_complex(functional.linear(x, into.flatten(0, 1)).unflatten(2, (-1, 2)))
+        start = None if hx is None else hx[0]
+        h = run(factors, terms, start, lengths, False)
+        y = functional.linear(torch.view_as_real(h).flatten(2), out) + self.D * x
+        return y, last_states(h, torch.zeros_like(h[0]) if start is None else start, lengths, False)[None]
 
-        Parameters
-        ----------
-        input
-            (T, B, input_size), with ``batch_first`` (B, T, input_size), or unbatched (T, input_size); float32 or
-            float64. Under autocast it is converted to the dtype of the weights.
-        hx
-            The initial state (1, B, hidden_size), complex, or None for zeros; unbatched without B.
-        lengths
-            Valid steps of each sample (B,), from 0 to T. Later input has no influence, later output is zero, and the
-            last state is the last valid one, of a sample without any the initial one.
+    def _first_weight(self) -> Tensor:
+        return self.D
 
-        Returns
-        -------
-        output
-            y, laid out as the input.
-        h_n
-            The last state, as `hx`.
+    def _runs(self) -> int:
+        return 1
 
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError, OptionError
-            An argument does not fit, or T is 0.
-        """
-        check_dense("LRU", "input", input)
-        x = cast_input("LRU", input, self.D)
-        unbatched = x.dim() == 2
-        if x.dim() not in (2, 3) or x.shape[-1] != self.input_size or (unbatched and lengths is not None):
-            raise ShapeError("input has the wrong shape", expected=f"(T, B, {self.input_size}), batch first if asked "
-                             "for, or without lengths unbatched", got=tuple(x.shape))  # fmt: skip
-        x = x.unsqueeze(1) if unbatched else x.transpose(0, 1) if self.batch_first else x
-        if len(x) == 0:
-            raise ShapeError("input is empty", expected="at least one step", got=tuple(input.shape))
-        start = self._start(hx, x, unbatched)
-        with without_autocast(x):
-            n = None if lengths is None else lengths_of(lengths, x)
-            x = x if n is None else torch.where(within(n, x), x, 0)  # NaN in the padding must not reach the gradients
-            into = torch.stack((self.B_re, self.B_im), 1) * self.gamma_log.exp()[:, None, None]
-            out = torch.stack((self.C_re, -self.C_im), 2).flatten(1)
-            factors = torch.polar(torch.exp(-self.nu_log.exp()), self.theta_log.exp())[None, None]
-            terms = torch.nn.functional.linear(x, into.flatten(0, 1))
-            h = run(factors, torch.view_as_complex(terms.unflatten(2, (-1, 2))), start, n, False)
-            y = torch.nn.functional.linear(torch.view_as_real(h).flatten(2), out) + self.D * x
-            h_n = (h[-1] if n is None else at_ends(h, h.new_zeros(h.shape[1:]) if start is None else start, n))[None]
-        if unbatched:
-            return y.squeeze(1), h_n.squeeze(1)
-        return y.transpose(0, 1) if self.batch_first else y, h_n
-
-    def _start(self, hx: Any, x: Tensor, unbatched: bool) -> Tensor | None:
-        """Return the initial state (B, N), after checking it."""
-        if hx is None:
-            return None
-        check_dense("LRU", "hx", hx)
-        shape = (1, self.hidden_size) if unbatched else (1, x.shape[1], self.hidden_size)
-        if hx.shape != shape or hx.dtype != x.dtype.to_complex() or hx.device != x.device:
-            raise ShapeError("hx does not fit", expected=f"{shape}, {x.dtype.to_complex()} on {x.device}",
-                             got=f"{tuple(hx.shape)}, {hx.dtype} on {hx.device}")  # fmt: skip
-        return hx if unbatched else hx[0]
+    def _checked_state(self, hx: Tensor, x: Tensor) -> Tensor:
+        if hx.dtype != x.dtype.to_complex() or hx.device != x.device:
+            raise ShapeError("hx does not fit", expected=f"{x.dtype.to_complex()} on {x.device}",
+                             got=f"{hx.dtype} on {hx.device}")  # fmt: skip
+        return hx

@@ -725,11 +725,7 @@ def _vmapped(
     weights are summed over the batch, which also takes one call each.
     """
     if sums or any(dim is not None for dim in (dims[x_at - 1], *dims[x_at + 3 :])):
-        found = [
-            call(*(i if dim is None else i.select(dim, number) for i, dim in zip(inputs, dims, strict=True)))
-            for number in range(count)
-        ]
-        return tuple(torch.stack(outputs) for outputs in zip(*found, strict=True)), (0,) * len(found[0])
+        return one_by_one(call, count, dims, inputs)
 
     def folded(value: Any, dim: int | None, position: int) -> Any:
         if position == x_at - 1:
@@ -742,6 +738,17 @@ def _vmapped(
     outputs = call(*(folded(i, dim, n) for n, (i, dim) in enumerate(zip(inputs, dims, strict=True))))
     unfolded = tuple(out if out.dim() < 2 else out.unflatten(0, (out.shape[0] // count, count)) for out in outputs)
     return unfolded, tuple(None if out.dim() < 2 else 1 for out in outputs)
+
+
+def one_by_one(
+    call: Callable[..., tuple[Tensor, ...]], count: int, dims: Sequence[int | None], inputs: Sequence[Any]
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """Return what a rule of vmap does, by one call for each number of the mapped axis."""
+    found = [
+        call(*(i if dim is None else i.select(dim, number) for i, dim in zip(inputs, dims, strict=True)))
+        for number in range(count)
+    ]
+    return tuple(torch.stack(outputs) for outputs in zip(*found, strict=True)), (0,) * len(found[0])
 
 
 torch.library.register_vmap(

@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsebp.core import backend
 from sparsebp.core.check import check_flag, check_integer
 from sparsebp.core.errors import DeviceError, DTypeError, ShapeError
 from sparsebp.scan import linear_recurrence as recurrence_of_arrays
 from sparsebp.scan import linear_recurrence_vjp
+from sparsebp.scan.recurrence import checked_lengths
 from sparsebp.torch.modules import autocasts
 from sparsebp.torch.ops import (
     MAY_BE_NONE,
@@ -173,12 +175,17 @@ def within(lengths: Tensor, like: Tensor) -> Tensor:
     return (torch.arange(like.shape[0], device=like.device)[:, None] < lengths)[:, :, None]
 
 
-def at_ends(h: Tensor, start: Tensor, lengths: Tensor) -> Tensor:
-    """Return the states (B, …) after each sample's last valid step: `start` where there is none."""
-    if len(h) == 0:
-        return start
-    last = h[(lengths - 1).clamp_min(0), torch.arange(h.shape[1], device=h.device)]
-    return torch.where((lengths > 0).reshape(-1, *(1,) * (start.dim() - 1)), last, start)
+def last_states(h: Tensor, start: Tensor, lengths: Tensor | None, reverse: bool) -> Tensor:
+    """Return the states (B, H) after each sample's last step in the order of the run: `start` where it has none."""
+    if lengths is None:
+        return h[0 if reverse else -1]
+    last = h[0] if reverse else at_steps(h, (lengths - 1).clamp_min(0), h)
+    return torch.where((lengths > 0)[:, None], last, start)
+
+
+def array_of_lengths(lengths: Tensor | None, like: Any) -> Any:
+    """Return lengths as an operator's kernel takes them, after checking their values against an array (T, B, …)."""
+    return checked_lengths(_array(lengths), like.shape, backend.namespace(like))
 
 
 # ---- the operators ---------------------------------------------------------------------------------------------------

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsebp.core import backend
 from sparsebp.core.check import check_flag
 from sparsebp.core.errors import ShapeError
 from sparsebp.kernels.spec import kept_states
 from sparsebp.scan import selective_scan as scan_of_arrays
 from sparsebp.scan import selective_scan_vjp
-from sparsebp.scan.recurrence import checked_lengths
+from sparsebp.scan.selective import shapes_of
 from sparsebp.torch import recurrences
 from sparsebp.torch.modules import autocasts
 from sparsebp.torch.ops import (
@@ -28,12 +27,22 @@ from sparsebp.torch.ops import (
     gradients,
     is_differentiated,
     on_its_stream,
+    one_by_one,
     primals,
     tangents,
     to_array,
     to_tensor,
 )
-from sparsebp.torch.recurrences import HALVES, Lengths, check_alike, folded, lengths_of, samples_of, within
+from sparsebp.torch.recurrences import (
+    HALVES,
+    Lengths,
+    array_of_lengths,
+    check_alike,
+    folded,
+    lengths_of,
+    samples_of,
+    within,
+)
 
 __all__ = ["selective_scan"]
 
@@ -95,11 +104,13 @@ def selective_scan(
     given = {"x": x, "dt": dt, "a": a, "b": b, "c": c}
     given |= {name: tensor for name, tensor in (("d", d), ("h0", h0)) if tensor is not None}
     check_alike(given)
-    _check_shapes(given)
+    shapes = shapes_of(x.shape, a.shape)
+    for name, tensor in given.items():
+        if tensor.shape != shapes[name]:
+            raise ShapeError(f"{name} has the wrong shape", expected=tuple(shapes[name]), got=tuple(tensor.shape))
     dtype, reverse = x.dtype if x.dtype in HALVES and not autocasts(x) else None, check_flag("reverse", reverse)
     x, dt, a, b, c = (tensor.float() if tensor.dtype in HALVES else tensor for tensor in (x, dt, a, b, c))
-    d = x.new_zeros(x.shape[2]) if d is None else d.to(x.dtype)
-    h0 = x.new_zeros((x.shape[1], *a.shape)) if h0 is None else h0.to(x.dtype)
+    d, h0 = (given[name].to(x.dtype) if name in given else x.new_zeros(shapes[name]) for name in ("d", "h0"))
     n = steps = None
     if lengths is not None:
         # where dt is 0, the state stays as it is
@@ -122,21 +133,6 @@ def _reversed(x: Tensor, steps: Tensor | None) -> Tensor:
     return x.flip(0) if steps is None else x.gather(0, steps[:, :, None].expand(x.shape))
 
 
-def _check_shapes(given: dict[str, Any]) -> None:
-    x, a = given["x"], given["a"]
-    if x.dim() != 3:
-        raise ShapeError("x has the wrong shape", expected="(T, B, E)", got=tuple(x.shape))
-    steps, batch, channels = x.shape
-    if a.dim() != 2 or len(a) != channels:
-        raise ShapeError("a has the wrong shape", expected=f"({channels}, N)", got=tuple(a.shape))
-    order = a.shape[1]
-    shapes = {"dt": (steps, batch, channels), "b": (steps, batch, order), "c": (steps, batch, order),
-              "d": (channels,), "h0": (batch, channels, order)}  # fmt: skip
-    for name, shape in shapes.items():
-        if name in given and given[name].shape != shape:
-            raise ShapeError(f"{name} has the wrong shape", expected=shape, got=tuple(given[name].shape))
-
-
 # ---- the operators ---------------------------------------------------------------------------------------------------
 
 _INPUTS = "Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor d, Tensor h0"
@@ -154,9 +150,9 @@ def _compute(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, the last state, and the states that the way back begins with; lengths are checked alone."""
     *operands, lengths = inputs
     with on_its_stream(operands[0]):
-        x, *others = map(to_array, operands)
-        checked_lengths(None if lengths is None else to_array(lengths), x.shape, backend.namespace(x))
-        found = scan_of_arrays(x, *others)
+        arrays = [*map(to_array, operands)]
+        array_of_lengths(lengths, arrays[0])
+        found = scan_of_arrays(*arrays)
         return to_tensor(found.y), to_tensor(found.h_n.copy()), to_tensor(found.states)
 
 
@@ -229,9 +225,7 @@ class SelectiveScan(torch.autograd.Function):
     def vmap(info: Any, in_dims: Sequence[int | None], *inputs: Any) -> Any:
         """Take the mapped axis as more samples; where rates or skip weights are mapped, one call follows the other."""
         if in_dims[2] is not None or in_dims[5] is not None:
-            found = [run(*(i if dim is None else i.select(dim, n) for i, dim in zip(inputs, in_dims, strict=True)))
-                     for n in range(info.batch_size)]  # fmt: skip
-            return tuple(torch.stack(outputs) for outputs in zip(*found, strict=True)), (0, 0, 0)
+            return one_by_one(run, info.batch_size, in_dims, inputs)
         sizes, at = (info.batch_size, samples_of(inputs[0], in_dims[0])), (1, 1, None, 1, 1, None, 0, 0)
         wide = [i if place is None or i is None else folded(i, dim, place, sizes)
                 for i, dim, place in zip(inputs, in_dims, at, strict=True)]  # fmt: skip

@@ -157,6 +157,7 @@ X, A, B = torch.ones(4, 2, 3), torch.ones(3, 5), torch.ones(4, 2, 5)
     (OptionError, "The ring of λ is empty", lambda: st.LRU(3, 5, r_min=1.0)),
     (ShapeError, "input has the wrong shape", lambda: st.LRU(2, 5)(X)),
     (ShapeError, "input is empty", lambda: st.LRU(3, 5)(X[:0])),
+    (ShapeError, "hx has the wrong shape", lambda: st.LRU(3, 5)(X, torch.ones(1, 2, 4) + 0j)),
     (ShapeError, "hx does not fit", lambda: st.LRU(3, 5)(X, torch.ones(1, 2, 5))),
 ])  # fmt: skip
 def test_refusals(error, text, call):
