@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import base64
 import json
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 
 class SourcePage(File):
@@ -37,6 +38,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for name, content in pictures.items():
             files.append(File.generated(config, f"{path.with_suffix('')}/{name}", content=content))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Return the changelog with links from this folder; other pages as they are."""
+    if page.file.src_uri != "changelog.md":
+        return markdown
+    return (Path(config.docs_dir).parent / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
 
 
 def as_markdown(notebook: dict[str, Any], folder: str) -> tuple[str, dict[str, bytes]]:
