@@ -76,6 +76,13 @@ def test_the_numbers_of_the_first_page_are_measured() -> None:
     assert f"{ways.count('sparsebp')} of {len(ways)}. In the others" in text
 
 
+def test_the_numbers_of_which_part_are_measured() -> None:
+    """Each stands on the page that it links to."""
+    shown = re.findall(r"\[([\d.]+×?)\]\((\S+)\)", (ROOT / "docs" / "which-part.md").read_text(encoding="utf-8"))
+    assert len(shown) == 4
+    assert [number for number, page in shown if f"| {number}" not in (ROOT / "docs" / page).read_text()] == []
+
+
 def test_the_readme_example_has_ten_lines() -> None:
     """Its heading says so; imports and blank lines are not counted."""
     block = BLOCK.search((ROOT / "README.md").read_text(encoding="utf-8"))
