@@ -108,8 +108,8 @@ class ArrayDataset:
         Sequences (N, T, I) or vectors (N, I); with `batch_first` also images (N, C, H, W) and the like. NumPy or CuPy,
         or what ``numpy.asarray`` takes: lists, pandas objects, PyTorch's tensors.
     targets
-        Class numbers (N,) of any integer dtype, kept as int64, or real values (N, …) in `dtype` (in float32 or float64
-        for int64 inputs). Floats of lists and pandas are converted to it.
+        Class numbers (N,) of any integer dtype, kept as int64, or real values (N, …), converted to `dtype` (for int64
+        inputs they must be float32 or float64).
     dtype
         float32 or float64: the dtype of the batches' inputs. int64 for word numbers (N, T).
     scale, offset
@@ -146,7 +146,6 @@ class ArrayDataset:
         inputs = real_array("inputs", inputs)
         self.dtype = _input_dtype(dtype, inputs, scale, offset)
         self.batch_first = check_flag("batch_first", batch_first)
-        untyped = not hasattr(targets, "dtype") or hasattr(targets, "to_numpy")  # float64 unasked
         targets = real_array("targets", targets)
         if inputs.ndim not in (2, 3) and not (batch_first and inputs.ndim > 3):
             raise ShapeError("inputs has the wrong shape", expected="(N, T, I) for sequences or (N, I) for vectors",
@@ -158,13 +157,13 @@ class ArrayDataset:
             )
         if targets.dtype.kind in "iu":
             targets = class_numbers("targets", targets)
-        elif untyped and targets.dtype.kind == "f" and self.dtype.kind == "f":
-            targets = targets.astype(self.dtype)
-        elif targets.dtype not in (FLOAT_DTYPES if self.dtype.kind == "i" else (self.dtype,)):
-            real = "float32 or float64" if self.dtype.kind == "i" else self.dtype
+        elif self.dtype.kind == targets.dtype.kind == "f":
+            targets = targets.astype(self.dtype, copy=False)
+        elif targets.dtype not in FLOAT_DTYPES:
             raise DTypeError(
-                "targets has the wrong dtype", expected=f"an integer dtype (class numbers) or {real}", got=targets.dtype
-            )
+                "targets has the wrong dtype", expected="an integer dtype (class numbers), float32 or float64",
+                got=targets.dtype, remedy="Convert it with targets.astype('float32')",
+            )  # fmt: skip
         self.inputs, self.targets = inputs, targets
         self.scale, self.offset = check_number("scale", scale), check_number("offset", offset)
         self.lengths = None if lengths is None else _lengths(lengths, inputs.shape, words=self.dtype.kind == "i")

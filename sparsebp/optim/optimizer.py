@@ -278,7 +278,7 @@ class Optimizer:
         for group in self.param_groups:
             count, size = len(group["params"]), sum(array.size for array in group["params"].values())
             head, _, options = call_text(self, ["params"], {"lr": None, **group}).partition("(")
-            texts.append(f"{head}(<{count} parameters, {size:,} values>, {options}")
+            texts.append(f"{head}(<{count} parameters, {size:,} values>{options if options == ')' else f', {options}'}")
         return "\n".join(texts)
 
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:

@@ -50,8 +50,9 @@ def test_batches(store, dtype, shape):
     np.testing.assert_array_equal(inputs, kept)
 
 
-def test_real_targets():
-    x, target = ArrayDataset(np.zeros((4, 2)), np.ones((4, 3), np.float32)).batch(np.array([1, 2]))
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_real_targets(dtype):
+    x, target = ArrayDataset(np.zeros((4, 2)), np.ones((4, 3), dtype)).batch(np.array([1, 2]))
     assert x.shape == (2, 2)
     assert target.shape == (2, 3)
     assert target.dtype == np.float32
@@ -63,7 +64,7 @@ def test_bad_input():
     with pytest.raises(ShapeError, match="5 targets"):
         ArrayDataset(np.zeros((5, 2)), np.zeros(4, int))
     with pytest.raises(DTypeError):
-        ArrayDataset(np.zeros((5, 2)), np.zeros(5, np.float64))
+        ArrayDataset(np.zeros((5, 2)), np.zeros(5, bool))
     with pytest.raises(DTypeError):
         ArrayDataset(np.zeros((5, 2)), np.zeros(5, int), dtype=np.int32)
 

@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_refused():
         orders.refused(lambda f=fit: f((x[:0], t[:0])), error=ShapeError)
         orders.refused(lambda f=fit: f(([[1.0], [1.0, 2.0]], [0, 1])), error=ShapeError)
         orders.refused(lambda f=fit: f((np.array([["a"]]), [0])), error=DTypeError)
-        orders.refused(lambda f=fit: f((x, t.astype(np.float64))), error=DTypeError)
+        orders.refused(lambda f=fit: f((x, t.astype(bool))), error=DTypeError)
         orders.refused(lambda f=fit: f((x, t), validation=(x[:0], t[:0])), error=ShapeError)
     for lengths, error in (
         (LENGTHS[:3], ShapeError), (LENGTHS * 1.0, DTypeError), (LENGTHS - 1, OptionError), (LENGTHS + 5, OptionError),
