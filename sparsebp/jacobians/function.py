@@ -22,11 +22,21 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from sparsebp.core import backend
 from sparsebp.core.backend import check_plain
 from sparsebp.core.check import Array, check_flag, check_integer, shown
-from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, PatternError, ShapeError, TracingError
+from sparsebp.core.errors import (
+    DeviceError,
+    DTypeError,
+    NonFiniteError,
+    OptionError,
+    PatternError,
+    ShapeError,
+    TracingError,
+)
+from sparsebp.jacobians.jacobian import TransposedJacobian
 from sparsebp.jacobians.stored import Plan, read_plan, write_plan
-from sparsebp.jacobians.trees import FlatFunction, flattened, replaced
+from sparsebp.jacobians.trees import FlatFunction, flattened, replaced, unflattened
 from sparsebp.patterns.bicoloring import color_both, sources
 from sparsebp.patterns.pattern import (
     SparsityPattern,
@@ -206,7 +216,11 @@ class SparseJacobian:
         if len(set(places)) < max(len(places), 1):
             raise OptionError("argnums does not name arguments", expected="a place, or different ones", got=argnums)
         self._chunk = None if chunk_size is None else check_integer("chunk_size", chunk_size, 1)
+        self._compiled = check_flag("compiled", compiled)
         _check_leaves([args[place] for place in places])
+        given_args = args
+        if any(map(backend.is_on_device, (*args, *flattened([args[place] for place in places])[0]))):
+            args = replaced(backend.from_device(args), places, (_from_device(args[place]) for place in places))
         self._flat = FlatFunction(f, places, args, check_flag("has_aux", has_aux), self._scalar)
         self._count, args = len(args), self._flat.flat(args)
         self._argnum = self._flat.argnum
@@ -240,11 +254,11 @@ class SparseJacobian:
         self._sweeps = self._sweeps_of(plan.rows, plan.columns)
         self.colors = sum(sweeps.count for sweeps in self._sweeps)
         self.mode = self._sweeps[0].mode if len(self._sweeps) == 1 else "mixed"
-        self._tape, self._interpreted = self._taped(args, given, compiled)
+        self._tape, self._interpreted = self._taped(self._checked_args(given_args), given)
 
-    def _taped(self, args: tuple[Any, ...], given: bool, compiled: bool) -> tuple[Any, str]:
+    def _taped(self, args: tuple[Any, ...], given: bool) -> tuple[Any, str]:
         """Return derivatives by a compiled tape, or None and why there are none."""
-        if not check_flag("compiled", compiled):
+        if not self._compiled:
             return None, "compiled=False"
         if not self.pattern.nnz:
             return None, "it has no entries"
@@ -354,6 +368,9 @@ class SparseJacobian:
             raise ShapeError("x is not a batch", expected=f"({self._size}, B)", got=np.shape(xs))
         if not xs.shape[1]:
             return self._function.stacked([], (self.pattern.nnz, 0), xs)
+        if backend.is_on_device(xs):
+            samples = (self._at(replaced(args, [self._argnum], [x])) for x in xs.T)
+            return backend.namespace(xs).stack(list(samples), axis=1)
         first = replaced(args, [self._argnum], [xs[:, 0]])
         values, rest = self._at(first), xs.T[1:]  # checks, and compiles
         found: Any = [None] * len(rest)
@@ -406,6 +423,9 @@ class SparseJacobian:
         return self._flat.x.tree(self._product("reverse", args, self._flat.rows.vector("w", w)))
 
     def _product(self, mode: Mode, args: tuple[Any, ...], v: Any) -> Any:
+        if backend.is_on_device(v):
+            matrix = TransposedJacobian(self.pattern, self._at(args))
+            return (matrix if mode == "forward" else matrix.T) @ v
         if self._tape is not None:
             matrix = self.pattern.to_scipy(self._at(args))
             return (matrix if mode == "forward" else matrix.T) @ v
@@ -468,11 +488,14 @@ class SparseJacobian:
         args = self._checked_args(args)
         matrix = self._matrix(args)
         if check:
-            self._check(matrix, args)
+            self._check(matrix.get() if backend.is_on_device(matrix.data) else matrix, backend.from_device(args))
         return (matrix, self._function.outcome(args)[1]) if self._flat.has_aux else matrix
 
     def _matrix(self, args: tuple[Any, ...]) -> Any:
-        return self.pattern.to_scipy(self._function.to_numpy(self._at(args)), copy=True)
+        values = self._at(args)
+        if backend.is_on_device(values):
+            return self.pattern.to_cupyx(values)
+        return self.pattern.to_scipy(self._function.to_numpy(values), copy=True)
 
     def _checked_args(self, args: tuple[Any, ...], batch: bool = False) -> tuple[Any, ...]:
         """Check the arguments of f, and return those of the flat function."""
@@ -486,12 +509,25 @@ class SparseJacobian:
             raise DTypeError("x is of another library than before", expected="an array as x0, or of NumPy",
                              got=type(x).__name__, remedy="Prepare another Jacobian with such an x0, or pass "
                              "numpy.asarray(x), of a tensor x.detach().numpy()")  # fmt: skip
+        if any(map(backend.is_on_device, args)):
+            args = self._on_one_device(args)
         for number, kept in enumerate(self._constants or ()):
             if kept is not None and not _unchanged(kept, args[number], exact=self._function.compiled):
                 raise OptionError(f"Argument {number}, a constant of the pattern, has changed",
                                   expected=shown(kept[1]), got=shown(args[number]),
                                   remedy="Prepare the Jacobian again, or pass pattern=")  # fmt: skip
         return args
+
+    def _on_one_device(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Check that x and other floats are on one device, and return them with all other arrays on the host."""
+        if not self._compiled:
+            raise DeviceError("x is on a device, and the function is not compiled", expected="compiled=True",
+                              got="compiled=False", remedy="Prepare it with compiled=True, or pass NumPy arrays"
+                              )  # fmt: skip
+        floats = [self._function.varies(place, arg) for place, arg in enumerate(args)]
+        backend.namespace(*(arg for arg, varies in zip(args, floats, strict=True) if varies and np.ndim(arg)))
+        here = backend.from_device(tuple(None if varies else arg for arg, varies in zip(args, floats, strict=True)))
+        return tuple(arg if varies else own for arg, own, varies in zip(args, here, floats, strict=True))
 
     def _at(self, args: tuple[Any, ...]) -> Array:
         self._prepare(args)
@@ -511,7 +547,7 @@ class SparseJacobian:
         if len(x) != self._size:
             raise ShapeError("x has another length than before", expected=f"({self._size},)", got=tuple(x.shape))
         if not self._compared:
-            self._function.compare(args)
+            self._function.compare(backend.from_device(args))
             self._compared = True
 
     def _has_constants(self, args: tuple[Any, ...]) -> bool:
@@ -521,6 +557,8 @@ class SparseJacobian:
 
     def _swept(self, args: tuple[Any, ...]) -> Array:
         """Return the values by directions, one for each colour."""
+        if backend.is_on_device(x := args[self._argnum]):
+            return backend.as_namespace(self._swept(backend.from_device(args)), backend.namespace(x))
         parts, entries = [], []
         for sweeps in self._sweeps:
             for seeds, whose, *where in sweeps.blocks():
@@ -730,6 +768,12 @@ def _unchanged(kept: tuple[Any, Any], arg: Any, *, exact: bool) -> bool:
         return arg is first
 
 
+def _from_device(tree: Any) -> Any:
+    """Return a tree with copies on the host in place of CuPy's arrays."""
+    leaves, structure = flattened(tree)
+    return unflattened(structure, iter(backend.from_device(tuple(leaves))))
+
+
 def _number(colors: np.ndarray) -> int:
     return int(colors.max(initial=-1)) + 1
 
@@ -831,9 +875,9 @@ def _kind_of(x: Any) -> Callable[[Any, int, bool], Differentiable]:
         from sparsebp.jacobians.jax_functions import JaxFunction
 
         return JaxFunction
-    if not isinstance(x, np.ndarray):
-        raise DTypeError("x is not an array of floats", expected="an array of NumPy or JAX or a tensor, float32 or "
-                         "float64", got=type(x).__name__)  # fmt: skip
+    if not isinstance(x, np.ndarray) and not backend.is_on_device(x):
+        raise DTypeError("x is not an array of floats", expected="an array of NumPy, CuPy or JAX or a tensor, float32 "
+                         "or float64", got=type(x).__name__)  # fmt: skip
     from sparsebp.jacobians.numpy_functions import NumpyFunction
 
     return NumpyFunction

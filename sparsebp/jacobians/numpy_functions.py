@@ -948,7 +948,8 @@ class NumpyFunction:
 
     def varies(self, place: int, arg: Any) -> bool:
         """Return whether it is x, or floats."""
-        floats = isinstance(arg, (float, np.floating)) or (isinstance(arg, np.ndarray) and arg.dtype.kind == "f")
+        is_array = isinstance(arg, np.ndarray) or backend.is_on_device(arg)
+        floats = isinstance(arg, (float, np.floating)) or (is_array and arg.dtype.kind == "f")
         return place == self.argnum or floats
 
     def compare(self, args: tuple[Any, ...]) -> None:

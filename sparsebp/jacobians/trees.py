@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp.core import backend
 from sparsebp.core.check import shown
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 
@@ -105,6 +106,8 @@ def joined(leaves: list[Any], batch: tuple[int, ...] = ()) -> Any:
                           for leaf in leaves])  # fmt: skip
     if jax is not None and any(isinstance(leaf, jax.Array) for leaf in leaves):
         return jax.numpy.concatenate([columns(jax.numpy.asarray(leaf)) for leaf in leaves])
+    if any(map(backend.is_on_device, leaves)):
+        return backend.namespace(*leaves).concatenate([columns(leaf) for leaf in leaves])
     if not leaves:
         return np.zeros((0, *batch))
     dtype = next((leaf.dtype for leaf in leaves if getattr(leaf, "dtype", np.dtype(int)).kind == "f"), None)

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp import kernels
+from sparsebp.core import backend
+from sparsebp.core.check import Array
 from sparsebp.core.errors import PatternError, SparseBPError
 from sparsebp.jacobians.tape.chain import HessianTape, JacobianTape, Program, keys_of
 from sparsebp.jacobians.tape.environment import Environment
@@ -25,8 +28,9 @@ MOST_CHANGES = 3
 
 
 def plan_tape(
-    f: Callable[..., Any], args: tuple[Any, ...], argnum: int, floats: list[int], pattern: SparsityPattern, scalar: bool
-) -> JacobianTape | HessianTape:
+    f: Callable[..., Any], args: tuple[Any, ...], argnum: int, floats: list[int], pattern: SparsityPattern,
+    scalar: bool, device: Any = None,
+) -> JacobianTape | HessianTape:  # fmt: skip
     """Record a function, and plan its Jacobian, or the Hessian of a scalar one, on a pattern.
 
     Parameters
@@ -39,6 +43,8 @@ def plan_tape(
         Where derivatives may be: all others are zero.
     scalar
         Whether f returns a scalar.
+    device
+        The launchers of the device on which the tape runs (`sparsebp.kernels.on_device`), or None: on the host.
 
     Raises
     ------
@@ -52,7 +58,7 @@ def plan_tape(
             given[place] = recorder.input(place, args[place])
         elements = recorder.output(f(*given))
         stored = recorder.stored(elements) if scalar else None
-    program = Program(recorder, argnum)
+    program = Program(recorder, argnum, device)
     if stored is not None and stored.places is not None:
         return HessianTape(program, int(stored.places[0]), pattern)
     every = np.arange(elements.size)
@@ -61,7 +67,7 @@ def plan_tape(
 
 
 class _Record:
-    """A tape for x of one dtype, and the environment in which it was recorded."""
+    """A tape for x of one dtype and device, and the environment in which it was recorded."""
 
     def __init__(self, tape: JacobianTape | HessianTape, environment: Environment) -> None:
         self.tape, self.environment = tape, environment
@@ -85,7 +91,7 @@ class TapeDerivatives:
     def __init__(self, f: Callable[..., Any], of: Callable[..., Any], argnum: int, varies: Callable[[int, Any], bool],
                  pattern: SparsityPattern, scalar: bool, traced: Callable[..., SparsityPattern]) -> None:  # fmt: skip
         self._given = f, of, argnum, varies, pattern, scalar, traced
-        self._records: dict[np.dtype, _Record | None] = {}  # by the dtype of x; None: it cannot be recorded
+        self._records: dict[Any, _Record | None] = {}  # by dtype and device of x; None: it cannot be recorded
         self._waiting: Environment | None = None
         self._changes = 0
         self.reason = ""
@@ -102,18 +108,22 @@ class TapeDerivatives:
 
     def describe(self) -> str:
         """Say which way is used, and why."""
-        for record in self._records.values():
-            if record is not None:
-                return f"compiled, {record.tape.describe()}"
-        return f"interpreted: {self.reason}"
+        found = {record.tape.program.device is not None: record.tape.describe()
+                 for record in self._records.values() if record is not None}  # fmt: skip
+        return "; ".join(f"compiled{' for the device' * device}, {tape}" for device, tape in found.items()) or (
+            f"interpreted: {self.reason}")  # fmt: skip
 
-    def values(self, args: tuple[Any, ...]) -> tuple[np.ndarray | None, bool]:
+    def values(self, args: tuple[Any, ...]) -> tuple[Array | None, bool]:
         """Return the values on the pattern, if the tape gives them, and whether they need not be compared."""
         record = self._current(args)
         if record is None or not record.tape.program.takes(args):
             return None, False
         values = record.tape.values(args)
-        return (values, record.trusted) if finite(values) else (None, False)
+        if record.tape.program.device is None:
+            usable = finite(values)
+        else:
+            usable = bool(record.tape.program.xp.isfinite(values).all())  # synchronize!
+        return (values, record.trusted) if usable else (None, False)
 
     def batch(self, args: tuple[Any, ...], xs: Iterable[np.ndarray]) -> Iterator[np.ndarray | None]:
         """Yield the values at these x, checking the environment once; None where `values` has to see to it."""
@@ -123,28 +133,33 @@ class TapeDerivatives:
             values = record.tape.values(replaced(args, [argnum], [x])) if record and usable else None
             yield values if values is not None and finite(values) else None
 
+    def _key(self, args: tuple[Any, ...]) -> Any:
+        """Return where the record for these arguments is: by the dtype of x, and its device."""
+        x = args[self._given[2]]
+        return x.dtype if type(x) is np.ndarray else (x.dtype, backend.device_number(backend.namespace(x)))
+
     def _current(self, args: tuple[Any, ...]) -> _Record | None:
-        """Return the record for x of this dtype, if there is one whose environment is as it was."""
-        dtype = args[self._given[2]].dtype
-        if dtype not in self._records:
+        """Return the record for x of this dtype and device, if there is one whose environment is as it was."""
+        key = self._key(args)
+        if key not in self._records:
             self._record(args)
-        record = self._records[dtype]
+        record = self._records[key]
         return self._changed(args) if record is not None and not record.environment.holds() else record
 
-    def compare(self, args: tuple[Any, ...], values: np.ndarray, expected: np.ndarray) -> None:
+    def compare(self, args: tuple[Any, ...], values: Array, expected: Array) -> None:
         """Trust the tape if its values are the interpreter's and most are not 0, or use it no more."""
-        dtype = args[self._given[2]].dtype
+        key, values, expected = self._key(args), backend.to_host(values), backend.to_host(expected)
         room = np.sqrt(np.finfo(values.dtype).eps)
         scale = np.abs(expected).max(initial=0)
         if np.allclose(values, expected, rtol=room, atol=room * scale):
-            record = self._records[dtype]
+            record = self._records[key]
             if record is not None and 2 * np.count_nonzero(expected) >= expected.size:
                 record.trusted = True
         else:
-            self._refuse(dtype, "its values differ from the interpreter's")
+            self._refuse(key, "its values differ from the interpreter's")
 
-    def _refuse(self, dtype: np.dtype, reason: str) -> None:
-        self._records[dtype], self.reason = None, reason
+    def _refuse(self, key: Any, reason: str) -> None:
+        self._records[key], self.reason = None, reason
 
     def _changed(self, args: tuple[Any, ...]) -> _Record | None:
         """Record anew, once the environment is as it was at the call before.
@@ -154,23 +169,24 @@ class TapeDerivatives:
         PatternError
             The function has derivatives now where it had none.
         """
-        dtype = args[self._given[2]].dtype
+        key = self._key(args)
         if self._waiting is not None and self._waiting.holds():
             self._record(args)
-            return self._records[dtype]
-        pattern, found = self._given[4], self._given[6](args)
+            return self._records[key]
+        here = backend.from_device(args)
+        pattern, found = self._given[4], self._given[6](here)
         if found.shape != pattern.shape or not np.isin(keys_of(found), keys_of(pattern), assume_unique=True).all():
             raise PatternError("What the function finds outside of its arguments has changed, and its pattern with it",
                                expected=f"entries of {pattern}", got=repr(found),
                                remedy="Prepare it again")  # fmt: skip
         self._changes += 1
         if self._changes > MOST_CHANGES:
-            self._refuse(dtype, "what it finds outside of its arguments changes again and again")
+            self._refuse(key, "what it finds outside of its arguments changes again and again")
             return None
         try:
-            self._waiting = self._environment(args)
+            self._waiting = self._environment(here)
         except SparseBPError as error:
-            self._refuse(dtype, str(error))
+            self._refuse(key, str(error))
         return None
 
     def _environment(self, args: tuple[Any, ...]) -> Environment:
@@ -181,20 +197,22 @@ class TapeDerivatives:
     def _record(self, args: tuple[Any, ...]) -> Exception | None:
         """Record and compile; return an error instead, if there is one."""
         _, of, argnum, varies, pattern, scalar, _ = self._given
-        start, dtype = time.perf_counter(), args[argnum].dtype
+        start, key, xp = time.perf_counter(), self._key(args), backend.namespace(args[argnum])
         try:
-            environment = self._environment(args)
-            floats = [place for place, arg in enumerate(args) if varies(place, arg)]
-            tape = plan_tape(of, args, argnum, floats, pattern, scalar)
+            here = backend.from_device(args)
+            environment = self._environment(here)
+            floats = [place for place, arg in enumerate(here) if varies(place, arg)]
+            device = None if backend.is_host(xp) else kernels.on_device(xp)
+            tape = plan_tape(of, here, argnum, floats, pattern, scalar, device)
             if not environment.holds():
                 raise UnrecordedError("The function changes what it finds outside, and cannot be compiled")
             with np.errstate(all="ignore"):
                 tape.values(args)  # compiles
         except Exception as error:  # whatever a compiler raises: the function can be interpreted
-            self._refuse(dtype, str(error) if isinstance(error, SparseBPError) else repr(error))
+            self._refuse(key, str(error) if isinstance(error, SparseBPError) else repr(error))
             return error
         self.reason = ""
-        self._records[dtype] = _Record(tape, environment)
+        self._records[key] = _Record(tape, environment)
         seconds = time.perf_counter() - start
         if seconds > PATIENCE and sys.stderr is not None:
             print(f"sparsebp: recorded and compiled the derivatives of a function in {seconds:.0f} s; "

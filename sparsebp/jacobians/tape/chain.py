@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparsebp.core import graphs
+from sparsebp.core.backend import is_host
+from sparsebp.core.check import Array
+from sparsebp.jacobians.tape.device import DeviceLoop
 from sparsebp.jacobians.tape.expressions import Expression, evaluated, gradient, leaves_of, renumbered
 from sparsebp.jacobians.tape.loops import Leaf, Loop, Root
 from sparsebp.jacobians.tape.record import Group, Linear, Recorder, used
-from sparsebp.patterns.pattern import SparsityPattern
+from sparsebp.jacobians.tracing import selection
+from sparsebp.patterns.pattern import SparsityPattern, index_dtype
 from sparsebp.products.product import ProductPlan, plan_product
 
 X, CONSTANT = -1, -2
@@ -27,12 +32,15 @@ X, CONSTANT = -1, -2
 class Buffers:
     """Arrays between the steps of a call, used again by later ones: new pages take longer than loops that fill them."""
 
-    def __init__(self, dtype: np.dtype) -> None:
-        self._dtype, self._free = dtype, list[dict[Any, np.ndarray]]()
+    def __init__(self, program: Program) -> None:
+        self._dtype, self._xp, self._free = program.dtype, program.xp, list[dict[Any, np.ndarray]]()
 
     @contextlib.contextmanager
-    def taken(self) -> Iterator[Callable[[Any, int], np.ndarray]]:
+    def taken(self) -> Iterator[Callable[[Any, int], Array]]:
         """Lend arrays by name and size; no two calls at one time get the same."""
+        if not is_host(self._xp):  # whose pool knows streams
+            yield lambda name, size: self._xp.empty(size, self._dtype)
+            return
         try:
             arrays = self._free.pop()
         except IndexError:
@@ -49,9 +57,20 @@ class Buffers:
 
 
 class Program:
-    """A record, and how its numbers depend on x."""
+    """A record, and how its numbers depend on x.
 
-    def __init__(self, recorder: Recorder, argnum: int) -> None:
+    Parameters
+    ----------
+    recorder
+        Of the function.
+    argnum
+        The place of x among the arguments.
+    device
+        The launchers of the device whose kernels the loops become, or None: they run on the host.
+    """
+
+    def __init__(self, recorder: Recorder, argnum: int, device: Any = None) -> None:
+        self.device, self.xp = device, np if device is None else device.xp
         self.dtype, self.size, self.table = recorder.dtype, recorder.size, recorder.table
         self.inputs, self.constants = recorder.inputs, recorder.constants
         self.stages: list[Any] = [used(stage) if isinstance(stage, Group) else stage for stage in recorder.stages]
@@ -66,6 +85,7 @@ class Program:
         for start, values in self.constants:
             first = start - self.size + len(self._behind)
             self._behind[first : first + len(values)] = values
+        self._kept_behind = self.kept(self._behind)
 
     def _leveled(self, stage: Group | Linear) -> dict[int, Expression]:
         """Set the level of what a stage stores, and return its derivatives by the leaves that depend on x."""
@@ -89,11 +109,19 @@ class Program:
         mine = [k for k, leaf in enumerate(group.leaves) if (self.level[leaf] > CONSTANT).any()]
         return gradient(group.expression, mine)
 
-    def numbers(self, args: tuple[Any, ...], found: np.ndarray) -> np.ndarray:
+    def kept(self, array: np.ndarray) -> Array:
+        """Return a constant array where the tape runs."""
+        return graphs.kept(self.xp, array)
+
+    def loop(self, leaves: Sequence[Leaf], roots: Sequence[Root], count: int) -> Loop:
+        """Return a loop that runs where the tape does."""
+        return Loop(leaves, roots, count) if self.device is None else DeviceLoop(self.device, leaves, roots, count)
+
+    def numbers(self, args: tuple[Any, ...], found: Array) -> Array:
         """Return the numbers, with arguments and constants in place, and zeros for sums."""
         for place, start, shape in self.inputs:
-            found[start : start + math.prod(shape)] = np.ravel(args[place])
-        found[len(found) - len(self._behind) :] = self._behind
+            found[start : start + math.prod(shape)] = args[place].ravel() if shape else args[place]
+        found[len(found) - len(self._behind) :] = self._kept_behind
         return found
 
     def constants_at(self, leaf: np.ndarray) -> np.ndarray:
@@ -104,7 +132,7 @@ class Program:
     def takes(self, args: tuple[Any, ...]) -> bool:
         """Return whether the arguments have the shapes and dtypes of the record."""
         return all(
-            np.shape(args[place]) == shape
+            getattr(args[place], "shape", ()) == shape
             and (type(args[place]) is float or getattr(args[place], "dtype", None) == self.dtype)
             for place, _, shape in self.inputs
         )
@@ -167,6 +195,7 @@ class Out:
         for places, values in self._fixed:
             np.add.at(self.start, places, values)  # -1 is the last
         self.start[-1] = 0
+        start = self._kept_start = self.program.kept(self.start)
         writers = np.bincount(np.concatenate([np.zeros(0, int), *(p for _, p, _ in self._writes)]) + 1,
                               minlength=self.size + 1)[1:]  # fmt: skip
         alone = np.append((writers == 1) & (self.start[:-1] == 0), True)
@@ -175,25 +204,25 @@ class Out:
         for value, places, stage in self._writes:
             adds = not alone[places].all()
             stored[places] |= not adds
-            root = Root(value, "out", np.where(places < 0, self.size, places), adds)
+            root = Root(value, "out", np.where(places < 0, self.size, places), adds, self.size)
             self.roots.setdefault(stage, []).append(root)
         final = {block.part.start for block in targets}
         self._copied = []
-        self.constant: dict[int, np.ndarray] = {}  # blocks that nothing is written to
+        self.constant: dict[int, Array] = {}  # blocks that nothing is written to
         for block in self._blocks:
             if not writers[block.part].any() and block.part.start not in final and len(block.keys):
-                self.constant[block.part.start] = self.start[block.part]
+                self.constant[block.part.start] = start[block.part]
             elif not stored[block.part].all():
                 self._copied.append(block.part)
 
-    def array(self, found: np.ndarray | None = None) -> np.ndarray:
+    def array(self, found: Array | None = None) -> Array:
         """Return the array, to be filled: a new one unless it is given."""
-        found = np.empty_like(self.start) if found is None else found
+        found = self.program.xp.empty_like(self._kept_start) if found is None else found
         for part in self._copied:
-            found[part] = self.start[part]
+            found[part] = self._kept_start[part]
         return found
 
-    def part(self, array: np.ndarray, block: Block) -> np.ndarray:
+    def part(self, array: Array, block: Block) -> Array:
         """Return the values of a block."""
         constant = self.constant.get(block.part.start) if len(block.keys) else None
         return array[block.part] if constant is None else constant
@@ -205,10 +234,10 @@ class Added(NamedTuple):
     whole: bool
     loop: Loop | None
 
-    def __call__(self, values: np.ndarray, out: np.ndarray) -> None:
+    def __call__(self, values: Array, out: Array) -> None:
         """Add values to an array."""
         if self.whole:
-            np.add(out, values, out=out)
+            out += values
         elif self.loop is not None:
             self.loop(values, out, out)
 
@@ -220,7 +249,7 @@ def added(program: Program, places: np.ndarray, size: int) -> Added:
     if whole or not len(mine):
         return Added(whole, None)
     root = Root(program.table.make("leaf", 0), "out", places[mine], adds=True)
-    return Added(False, Loop([Leaf("numbers", mine)], [root], len(mine)))
+    return Added(False, program.loop([Leaf("numbers", mine)], [root], len(mine)))
 
 
 def keys_of(pattern: SparsityPattern) -> np.ndarray:
@@ -351,7 +380,7 @@ class Chain:
                          for s in range(X, e) if len(local[e, s]) and len(sets[top, e])]  # fmt: skip
         return sets, products
 
-    def run(self, out: np.ndarray, array: Callable[[Any, int], np.ndarray]) -> np.ndarray:
+    def run(self, out: Array, array: Callable[[Any, int], Array]) -> Array:
         """Return the values of all levels, one behind the other, or of the outputs, from local derivatives."""
         part = self.out.part
         for target, left, right, plan, add in self.products:
@@ -416,22 +445,39 @@ def steps_of(program: Program, roots: dict[int, list[Root]], read: np.ndarray,
         if own:
             note_read(read, stage, own)
             turns.insert(0, turn_of(stage, own))
-    return [Loop(*turn) if isinstance(turn, Turn) else Multiplied(turn.whole, _range(turn.places), _range(turn.to))
+    return [program.loop(*turn) if isinstance(turn, Turn) else Multiplied(program, turn.whole, turn.places, turn.to)
             for turn in merged(turns, program.size)]  # fmt: skip
 
 
-class Multiplied(NamedTuple):
-    """A constant matrix, and where it reads and writes numbers."""
+class Multiplied:
+    """A constant sparse matrix times elements of an array, stored in, or added to, places of it that differ."""
 
-    matrix: Any
-    places: Any
-    to: Any
+    def __init__(self, program: Program, matrix: Any, places: np.ndarray, to: np.ndarray, *, adds: bool = False):
+        self.program, self.matrix, self.adds = program, matrix, adds
+        self.places, self.to = (self._range(one) for one in (places, to))
+        if program.device is not None:
+            index = index_dtype(matrix.nnz, matrix.shape)
+            self._arrays = (*(program.kept(one.astype(index)) for one in (matrix.indptr, matrix.indices)),
+                            program.kept(matrix.data.reshape(-1, 1)))  # fmt: skip
 
+    def _range(self, places: np.ndarray) -> Any:
+        """Return places as a slice if they are one behind the other."""
+        first = int(places[0]) if len(places) else 0
+        whole = (places == first + np.arange(len(places))).all()
+        return slice(first, first + len(places)) if whole else self.program.kept(places)
 
-def _range(places: np.ndarray) -> Any:
-    """Return places as a slice if they are one behind the other."""
-    first = int(places[0]) if len(places) else 0
-    return slice(first, first + len(places)) if (places == first + np.arange(len(places))).all() else places
+    def __call__(self, numbers: Array) -> None:
+        """Multiply."""
+        given = numbers[self.places]
+        if self.program.device is None:
+            product = self.matrix @ given
+        else:
+            product = self.program.xp.empty(self.matrix.shape[0], numbers.dtype)
+            self.program.device.csr_matvec(*self._arrays, given[:, None], product[:, None])
+        if self.adds:
+            numbers[self.to] += product
+        else:
+            numbers[self.to] = product
 
 
 MOST_ROOTS = 24
@@ -492,11 +538,11 @@ def note_read(read: np.ndarray, group: Group, roots: list[Root]) -> None:
             read[group.leaves[k]] = True
 
 
-def run_steps(steps: list[Loop | Multiplied], numbers: np.ndarray, out: np.ndarray) -> None:
+def run_steps(steps: list[Loop | Multiplied], numbers: Array, out: Array) -> None:
     """Run loops and products with matrices."""
     for step in steps:
         if isinstance(step, Multiplied):
-            numbers[step.to] = step.matrix @ numbers[step.places]
+            step(numbers)
         else:
             step(numbers, out, out)
 
@@ -518,9 +564,9 @@ class JacobianTape:
         outputs = tuple(used(group) for group in outputs)
         self.chain = Chain(program, np.zeros(program.size, bool), outputs, pattern)
         self.steps = steps_of(program, self.chain.out.roots, np.zeros(program.size, bool), outputs)
-        self._buffers = Buffers(program.dtype)
+        self._buffers = Buffers(program)
 
-    def values(self, args: tuple[Any, ...]) -> np.ndarray:
+    def values(self, args: tuple[Any, ...]) -> Array:
         """Return the values on the pattern."""
         program, local = self.program, self.chain.out
         with self._buffers.taken() as array:
@@ -542,7 +588,7 @@ class HessianTape:
     """The Hessian of a recorded scalar, (n, n), on a symmetric pattern: equal to its transpose to the last bit."""
 
     def __init__(self, program: Program, output: int, pattern: SparsityPattern) -> None:
-        self.program, n, self._buffers = program, program.n, Buffers(program.dtype)
+        self.program, n, self._buffers = program, program.n, Buffers(program)
         self.output, level, stages = output, program.level, program.stages
         self.pattern = pattern
         alive = np.zeros(program.size, bool)  # whose adjoints are not zero
@@ -633,10 +679,10 @@ class HessianTape:
             places = [np.where(of_p[at] == k, at, len(of_p)) for at, k in zip(places, (both, mirrored), strict=True)]
         mine = np.flatnonzero((places[0] < len(of_p)) | (places[1] < len(of_p)))
         make = program.table.make
-        spread = Loop([Leaf("numbers", at[mine]) for at in places],
-                      [Root(make("add", make("leaf", 0), make("leaf", 1)), "out", mine, adds=True)], len(mine),
-                      ) if len(mine) else None  # fmt: skip
-        self.products = jacobian.transpose_permutation.astype(np.intp), inner, len(keys), add_wx, add_ww, outer, spread
+        root = Root(make("add", make("leaf", 0), make("leaf", 1)), "out", mine, adds=True)
+        spread = program.loop([Leaf("numbers", at[mine]) for at in places], [root], len(mine)) if len(mine) else None
+        transposed = program.kept(jacobian.transpose_permutation.astype(np.intp))
+        self.products = transposed, inner, len(keys), add_wx, add_ww, outer, spread
 
     def _plan_steps(self, wants: np.ndarray) -> None:
         program = self.program
@@ -648,10 +694,11 @@ class HessianTape:
             if not wants[stage.to].any():
                 continue
             if isinstance(stage, Linear):
-                if wants[stage.places].any():
-                    mine = np.flatnonzero(wants[stage.places])
-                    self.back.append((stage.matrix.T.tocsr()[mine], self.adjoint[stage.to],
-                                      self.adjoint[stage.places[mine]]))  # fmt: skip
+                mine = np.flatnonzero(wants[stage.places])
+                if len(mine):
+                    to, which = np.unique(self.adjoint[stage.places[mine]], return_inverse=True)
+                    matrix = selection(which, mine, (len(to), len(stage.places))) @ stage.matrix.T
+                    self.back.append(Multiplied(program, matrix.tocsr(), self.adjoint[stage.to], to, adds=True))
                 continue
             lam = program.table.make("leaf", len(stage.leaves))
             roots = list(self.out.roots.get(number, []))
@@ -659,19 +706,19 @@ class HessianTape:
                 to = self.adjoint[stage.leaves[k]]
                 if (to >= 0).any():
                     to = np.where(to < 0, self.adjoints, to)
-                    roots.append(Root(make("multiply", slope, lam), "adjoints", to, adds=True))
+                    roots.append(Root(make("multiply", slope, lam), "adjoints", to, True, self.adjoints))
             if roots:
                 note_read(read, stage, roots)
-                self.back.append(Loop(*turn_of(stage, roots, self.adjoint[stage.to])))
+                self.back.append(program.loop(*turn_of(stage, roots, self.adjoint[stage.to])))
         self.steps = steps_of(program, self.chain.out.roots, read)
 
-    def values(self, args: tuple[Any, ...]) -> np.ndarray:
+    def values(self, args: tuple[Any, ...]) -> Array:
         """Return the values on the pattern."""
         with self._buffers.taken() as array:
             return self._values(args, array)
 
-    def _values(self, args: tuple[Any, ...], array: Callable[[Any, int], np.ndarray]) -> np.ndarray:
-        program, of_chain = self.program, self.chain.out
+    def _values(self, args: tuple[Any, ...], array: Callable[[Any, int], Array]) -> Array:
+        program, xp, of_chain = self.program, self.program.xp, self.chain.out
         numbers = program.numbers(args, array("numbers", program.size))
         local = of_chain.array(array("local", len(of_chain.start)))
         out = self.out.array(None if self.products is None else array("out", len(self.out.start)))
@@ -683,8 +730,7 @@ class HessianTape:
             if isinstance(step, Loop):
                 step(numbers, adjoints, out)
             else:
-                matrix, source, to = step
-                np.add.at(adjoints, to, matrix @ adjoints[source])
+                step(adjoints)
         found = out[: self.pattern.nnz]
         if self.products is None:
             return found
@@ -694,12 +740,12 @@ class HessianTape:
         q[:] = 0
         add_wx(out[self.blocks[1].part], q)
         if inner is not None:
-            half = np.multiply(out[self.blocks[2].part], 0.5, out=array("half", len(self.blocks[2].keys)))
+            half = xp.multiply(out[self.blocks[2].part], 0.5, out=array("half", len(self.blocks[2].keys)))
             add_ww(inner(half, jacobian, out=array("inner", inner.pattern.nnz)), q)
         if spread is not None:
             both = array("both", outer.pattern.nnz + 1)
             both[-1] = 0  # read where there is no entry
-            turned = np.take(jacobian, transposed, out=array("turned", len(transposed)), mode="clip")
+            turned = xp.take(jacobian, transposed, out=array("turned", len(transposed)), mode="clip")
             outer(turned, q, out=both[:-1])
             spread(both, found, found)
         return found.copy()

@@ -20,7 +20,7 @@ from sparsebp.core.errors import SparseBPError
 from sparsebp.core.files import cache_folder, write_atomically
 from sparsebp.jacobians.tape.expressions import KINKED, Expression, UnrecordedError, parts_of
 
-Where = Literal["numbers", "adjoints", "out"]
+Where = Literal["numbers", "adjoints", "out", "parts"]
 
 CODE = {
     **{name: f"np.{name}({{0}})" for name in (
@@ -55,12 +55,16 @@ class Leaf(NamedTuple):
 
 
 class Root(NamedTuple):
-    """An expression, and where its value goes at each turn: added to what is there, or in place of it."""
+    """An expression, and where its value goes at each turn: added to what is there, or in place of it.
+
+    Values at the place `nowhere` are never read.
+    """
 
     expression: Expression
     where: Where
     places: np.ndarray
     adds: bool
+    nowhere: int = -1
 
 
 class Loop:
@@ -97,6 +101,10 @@ class Loop:
         self._table.append(index)
         return f"index[i, {len(self._table) - 1}]", False
 
+    def _condition(self, root: Root, place: str) -> str:
+        """Return the condition under which a root is written: always, also where nobody reads it."""
+        return ""
+
     def _text(self, leaves: Sequence[Leaf], roots: Sequence[Root]) -> str:
         order = parts_of(root.expression for root in roots)
         before: list[str] = ["    kind = numbers.dtype.type"]
@@ -130,7 +138,8 @@ class Loop:
                 inside.append(f"        s{turn} += {value}")
                 after.append(f"    {root.where}[{place}] += s{turn}")
             else:
-                inside.append(f"        {root.where}[{place}] {'+' if root.adds else ''}= {value}")
+                sign = "+=" if root.adds else "="
+                inside.append(f"        {self._condition(root, place)}{root.where}[{place}] {sign} {value}")
         kinked = any(e.op in KINKED for e in order)
         kind = "kinked" if kinked else "smooth"
         lines = [f"# {kind}, with subnormal numbers", "def run(numbers, adjoints, out, index, at, count):"]
