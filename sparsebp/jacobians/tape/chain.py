@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparsebp.core import host_pool
 from sparsebp.jacobians.tape.expressions import Expression, evaluated, gradient, leaves_of, renumbered
-from sparsebp.jacobians.tape.loops import Leaf, Loop, Root
+from sparsebp.jacobians.tape.loops import LANES, Leaf, Loop, Root, compiled
 from sparsebp.jacobians.tape.record import Group, Linear, Recorder, used
 from sparsebp.patterns.pattern import SparsityPattern
 from sparsebp.products.product import ProductPlan, plan_product
@@ -28,24 +29,36 @@ class Buffers:
     """Arrays between the steps of a call, used again by later ones: new pages take longer than loops that fill them."""
 
     def __init__(self, dtype: np.dtype) -> None:
-        self._dtype, self._free = dtype, list[dict[Any, np.ndarray]]()
+        self._dtype = dtype
+        self._free: dict[bool, list[dict[Any, np.ndarray]]] = {False: [], True: []}
 
     @contextlib.contextmanager
-    def taken(self) -> Iterator[Callable[[Any, int], np.ndarray]]:
-        """Lend arrays by name and size; no two calls at one time get the same."""
+    def taken(self, *, batch: bool = False) -> Iterator[Arrays]:
+        """Lend arrays by name and size, of a batch with `LANES` columns; no two calls at one time get the same."""
         try:
-            arrays = self._free.pop()
+            arrays = self._free[batch].pop()
         except IndexError:
             arrays = {}
 
-        def array(name: Any, size: int) -> np.ndarray:
+        def array(name: Any, size: int, fill: Callable[[np.ndarray], None] | None = None) -> np.ndarray:
             found = arrays.get(name)
             if found is None:
-                found = arrays[name] = np.empty(size, self._dtype)
+                found = arrays[name] = np.empty((size, LANES) if batch else size, self._dtype)
+                if fill is not None:  # numbers that later calls leave as they are
+                    fill(found)
             return found
 
         yield array
-        self._free.append(arrays)
+        self._free[batch].append(arrays)
+
+
+Arrays = Callable[..., np.ndarray]
+"""Of `Buffers`: name, size, and what fills a new array; one is (size,), or of a batch (size, LANES)."""
+
+
+def columns(values: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """Return values that all samples of a batch share, if there is one."""
+    return values if like.ndim == 1 else values[:, None]
 
 
 class Program:
@@ -59,6 +72,9 @@ class Program:
         self.level = np.full(self.size, CONSTANT)
         self.level[self.first : self.first + self.n] = X
         self.slopes = [self._leveled(stage) for stage in self.stages]
+        self.argnum = argnum
+        added = [stage.to for stage in self.stages if isinstance(stage, Group) and stage.adds]
+        self._sums = [np.unique(np.concatenate(added))] if added else []
         self.fixed = np.zeros(self.size, bool)  # constants, whatever the arguments
         for start, values in self.constants:
             self.fixed[start : start + len(values)] = True
@@ -89,12 +105,18 @@ class Program:
         mine = [k for k, leaf in enumerate(group.leaves) if (self.level[leaf] > CONSTANT).any()]
         return gradient(group.expression, mine)
 
-    def numbers(self, args: tuple[Any, ...], found: np.ndarray) -> np.ndarray:
-        """Return the numbers, with arguments and constants in place, and zeros for sums."""
+    def numbers(self, args: tuple[Any, ...], array: Arrays) -> np.ndarray:
+        """Return the numbers, with arguments and constants in place, and zeros for sums; of a batch, x is (n, LANES)."""
+        found = array("numbers", self.size, self._fill)
         for place, start, shape in self.inputs:
-            found[start : start + math.prod(shape)] = np.ravel(args[place])
-        found[len(found) - len(self._behind) :] = self._behind
+            value = args[place] if place == self.argnum else columns(np.ravel(args[place]), found)
+            found[start : start + math.prod(shape)] = value
+        for places in self._sums:
+            found[places] = 0
         return found
+
+    def _fill(self, found: np.ndarray) -> None:
+        found[len(found) - len(self._behind) :] = columns(self._behind, found)
 
     def constants_at(self, leaf: np.ndarray) -> np.ndarray:
         """Return the constants that a leaf reads."""
@@ -161,8 +183,11 @@ class Out:
             value = evaluated(value, {k: self.program.constants_at(group.leaves[k]) for k in reads})
         self._fixed.append((places, np.broadcast_to(value, places.shape)))
 
-    def finish(self, targets: Iterable[Block]) -> None:
-        """Plan where the array begins, and which values are stored rather than added; `targets` are added to later."""
+    def finish(self, targets: Iterable[Block], overwritten: Iterable[Block] = ()) -> None:
+        """Plan where the array begins, and which values are stored rather than added.
+
+        `targets` are added to later, and `overwritten` written to.
+        """
         self.start = np.zeros(self.size + 1, self.program.dtype)
         for places, values in self._fixed:
             np.add.at(self.start, places, values)  # -1 is the last
@@ -175,22 +200,22 @@ class Out:
         for value, places, stage in self._writes:
             adds = not alone[places].all()
             stored[places] |= not adds
-            root = Root(value, "out", np.where(places < 0, self.size, places), adds)
+            root = Root(value, "out", np.where(places < 0, self.size, places), adds, self.size)
             self.roots.setdefault(stage, []).append(root)
         final = {block.part.start for block in targets}
+        later = {block.part.start for block in overwritten if len(block.keys)}
         self._copied = []
         self.constant: dict[int, np.ndarray] = {}  # blocks that nothing is written to
         for block in self._blocks:
             if not writers[block.part].any() and block.part.start not in final and len(block.keys):
                 self.constant[block.part.start] = self.start[block.part]
-            elif not stored[block.part].all():
+            elif not stored[block.part].all() and not (block.part.start in later and len(block.keys)):
                 self._copied.append(block.part)
 
-    def array(self, found: np.ndarray | None = None) -> np.ndarray:
-        """Return the array, to be filled: a new one unless it is given."""
-        found = np.empty_like(self.start) if found is None else found
+    def begin(self, found: np.ndarray) -> np.ndarray:
+        """Return an array, ready for loops to add to."""
         for part in self._copied:
-            found[part] = self.start[part]
+            found[part] = columns(self.start[part], found)
         return found
 
     def part(self, array: np.ndarray, block: Block) -> np.ndarray:
@@ -281,19 +306,28 @@ class Chain:
         top = range(self.depth) if pattern is None else [self.depth]
         order = [*((d, X) for d in top), *(at for at in sets if at[1] != X or at[0] not in top)]
         self.blocks = {at: self.out.block(sets[at]) for at in order}  # results one behind the other
+        first: dict[tuple[int, int], Any] = {}  # the first product of each target, and whether it is all of it
+        for at, *_, plan in products:
+            first.setdefault(at, plan if np.array_equal(keys_of(plan.pattern), sets[at]) else None)
+        own = {at: self.out.block(_distinct(keys[at])) if first.get(at) else self.blocks[at] for at in keys}
         for at, found in keys.items():
             for entry, wanted in zip(entries[at[0]], found, strict=True):
-                self.out.write(entry.value, self.blocks[at].find(wanted), entry.stage)
+                self.out.write(entry.value, own[at].find(wanted), entry.stage)
         results = [self.blocks[d, X] for d in top]
-        self.out.finish([*results, *(self.blocks[at] for at, *_ in products)])
+        whole = [self.blocks[at] for at, plan in first.items() if plan]
+        self.out.finish([*results, *(self.blocks[at] for at, *_ in products)], whole)
         self.products = []
         for at, left, right, plan in products:
             target = self.blocks[at]
-            places = target.find(keys_of(plan.pattern))
+            starts = first[at] is plan
+            block = own[at] if starts else None
+            of = own[at].keys if starts else keys_of(plan.pattern)
+            places = target.find(of)
             add = added(program, np.where(places < 0, -1, places - target.part.start), len(target.keys))
-            self.products.append((target, self.blocks[left], self.blocks[right], plan, add))
-        self.most = max((plan.pattern.nnz for *_, plan, _ in self.products), default=0)
-        self._results = slice(0, sum(len(block.keys) for block in results))
+            self.products.append(Product(target, self.blocks[left], self.blocks[right], plan, block, add))
+        self.most = max((plan.pattern.nnz for *_, plan, _, _ in self.products), default=0)
+        self.size = sum(len(block.keys) for block in results)
+        self.apart = pattern is not None and bool(first.get(final))
 
     def _note_needed(self, needed: np.ndarray, read: list[np.ndarray]) -> None:
         """Add the numbers on which the needed ones depend."""
@@ -335,9 +369,9 @@ class Chain:
             plans = [((d, X), (d, e), (e, X), plan_product(self._pattern(local[d, e], (d, e)),
                                                            self._pattern(sets[e, X], (e, X))))
                      for e in range(d) if len(local[d, e])]  # fmt: skip
-            products += plans
             whole = given is not None and d == self.depth
             sets[d, X] = keys_of(given) if given is not None and whole else _union(local[d, X], plans)
+            products += sorted(plans, key=lambda plan: plan[-1].pattern.nnz < len(sets[plan[0]]))
         return sets, products
 
     def _reverse(self, local: dict[tuple[int, int], np.ndarray], given: SparsityPattern) -> Plan:
@@ -351,13 +385,31 @@ class Chain:
                          for s in range(X, e) if len(local[e, s]) and len(sets[top, e])]  # fmt: skip
         return sets, products
 
-    def run(self, out: np.ndarray, array: Callable[[Any, int], np.ndarray]) -> np.ndarray:
-        """Return the values of all levels, one behind the other, or of the outputs, from local derivatives."""
-        part = self.out.part
-        for target, left, right, plan, add in self.products:
-            product = array("product", self.most)[: plan.pattern.nnz]
-            add(plan(part(out, left), part(out, right), out=product), part(out, target))
-        return out[self._results]
+    def run(self, out: np.ndarray, array: Arrays, result: np.ndarray | None = None) -> np.ndarray:
+        """Return the values of all levels, one behind the other, or of the outputs, from local derivatives.
+
+        These are a part of `out`, or where the last block is a product of its own (`apart`), in `result`.
+        """
+        for target, left, right, plan, block, add in self.products:
+            a, b = self.out.part(out, left), self.out.part(out, right)
+            to = result if self.apart and target.part.start == 0 and result is not None else self.out.part(out, target)
+            if block is None:
+                add(plan.form("c", a, b, array("product", self.most)[: plan.pattern.nnz]), to)
+            else:
+                plan.form("c", a, b, to)
+                add(self.out.part(out, block), to)
+        return out[: self.size] if result is None or not self.apart else result
+
+
+class Product(NamedTuple):
+    """A planned product: added to its target, or where `block` is given all of it, to which that is added."""
+
+    target: Block
+    left: Block
+    right: Block
+    plan: ProductPlan
+    block: Block | None
+    add: Added
 
 
 def _distinct(keys: list[np.ndarray]) -> np.ndarray:
@@ -382,12 +434,9 @@ class Turn(NamedTuple):
         return [one.places for one in (self.roots if written else self.leaves) if one.where == "numbers"]
 
 
-def turn_of(group: Group, roots: list[Root], adjoint: np.ndarray | None = None) -> Turn:
-    """Return the loop of a group; `adjoint`: where those of its values stand, the last leaf."""
-    leaves = [Leaf("numbers", leaf) for leaf in group.leaves]
-    if adjoint is not None:
-        leaves.append(Leaf("adjoints", adjoint))
-    return Turn(tuple(leaves), tuple(roots), len(group.to))
+def turn_of(group: Group, roots: list[Root], *others: Leaf) -> Turn:
+    """Return the loop of a group, whose roots read `others` too, behind its own leaves."""
+    return Turn((*(Leaf("numbers", leaf) for leaf in group.leaves), *others), tuple(roots), len(group.to))
 
 
 def steps_of(program: Program, roots: dict[int, list[Root]], read: np.ndarray,
@@ -416,16 +465,46 @@ def steps_of(program: Program, roots: dict[int, list[Root]], read: np.ndarray,
         if own:
             note_read(read, stage, own)
             turns.insert(0, turn_of(stage, own))
-    return [Loop(*turn) if isinstance(turn, Turn) else Multiplied(turn.whole, _range(turn.places), _range(turn.to))
+    return [Loop(*turn) if isinstance(turn, Turn) else Multiplied(turn.whole, turn.places, turn.to)
             for turn in merged(turns, program.size)]  # fmt: skip
 
 
-class Multiplied(NamedTuple):
-    """A constant matrix, and where it reads and writes numbers."""
+MULTIPLY = """# smooth, with subnormal numbers
+def run(data, indices, indptr, x, y, to, adds):
+    for i in range(len(to)):
+        total = y[np.uint64(to[i])] if adds else data.dtype.type(0)
+        for k in range(indptr[i], indptr[i + 1]):
+            total += data[np.uint64(k)] * x[np.uint64(indices[k])]
+        y[np.uint64(to[i])] = total
+"""
 
-    matrix: Any
-    places: Any
-    to: Any
+
+class Multiplied:
+    """A constant matrix, which multiplies numbers at `places`; their products are stored, or added, at others."""
+
+    def __init__(self, matrix: Any, places: np.ndarray, to: np.ndarray, *, adds: bool = False) -> None:
+        self._matrix, self._places, self._adds = matrix, _range(places), adds
+        self._indices = places[matrix.indices].astype(np.uint32)
+        self._indptr, self._to = matrix.indptr.astype(np.int64), to.astype(np.uint32)
+
+    def __call__(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Multiply numbers of x, and store the products in y."""
+        if x.ndim == 1:
+            compiled(MULTIPLY)(self._matrix.data, self._indices, self._indptr, x, y, self._to, self._adds)
+        elif self._adds:
+            y[self._to] += self._matrix @ x[self._places]
+        else:
+            y[self._to] = self._matrix @ x[self._places]
+
+
+def transposed(matrix: Any, places: np.ndarray, to: np.ndarray) -> Multiplied:
+    """Return the product with a transposed matrix, of what stands at `to`; -1 among `places` is nowhere."""
+    from scipy.sparse import csr_array
+
+    inside = np.flatnonzero(places >= 0)
+    rows, row = np.unique(places[inside], return_inverse=True)  # numbers may be read several times
+    spread = csr_array((np.ones(len(inside), matrix.dtype), (row, inside)), (len(rows), len(places)))
+    return Multiplied((spread @ matrix.T.tocsr()).tocsr(), to, rows, adds=True)
 
 
 def _range(places: np.ndarray) -> Any:
@@ -496,7 +575,7 @@ def run_steps(steps: list[Loop | Multiplied], numbers: np.ndarray, out: np.ndarr
     """Run loops and products with matrices."""
     for step in steps:
         if isinstance(step, Multiplied):
-            numbers[step.to] = step.matrix @ numbers[step.places]
+            step(numbers, numbers)
         else:
             step(numbers, out, out)
 
@@ -521,17 +600,19 @@ class JacobianTape:
         self._buffers = Buffers(program.dtype)
 
     def values(self, args: tuple[Any, ...]) -> np.ndarray:
-        """Return the values on the pattern."""
+        """Return the values on the pattern, of a batch of LANES for x (n, LANES) with as many columns."""
         program, local = self.program, self.chain.out
-        with self._buffers.taken() as array:
-            numbers = program.numbers(args, array("numbers", program.size))
+        with self._buffers.taken(batch=args[program.argnum].ndim == 2) as array:
+            numbers = program.numbers(args, array)
             if not self.chain.products:  # what the loops fill is the result
-                out = local.array()
+                out = local.begin(np.empty((len(local.start), *numbers.shape[1:]), program.dtype))
                 run_steps(self.steps, numbers, out)
                 return self.chain.run(out, array)
-            out = local.array(array("local", len(local.start)))
+            out = local.begin(array("local", len(local.start)))
             run_steps(self.steps, numbers, out)
-            return self.chain.run(out, array).copy()
+            result = host_pool.empty(np, (self.chain.size, *numbers.shape[1:]), program.dtype)
+            found = self.chain.run(out, array, result)
+            return found if found is result else found.copy()
 
     def describe(self) -> str:
         """Say of what the tape consists."""
@@ -649,9 +730,7 @@ class HessianTape:
                 continue
             if isinstance(stage, Linear):
                 if wants[stage.places].any():
-                    mine = np.flatnonzero(wants[stage.places])
-                    self.back.append((stage.matrix.T.tocsr()[mine], self.adjoint[stage.to],
-                                      self.adjoint[stage.places[mine]]))  # fmt: skip
+                    self.back.append(transposed(stage.matrix, self.adjoint[stage.places], self.adjoint[stage.to]))
                 continue
             lam = program.table.make("leaf", len(stage.leaves))
             roots = list(self.out.roots.get(number, []))
@@ -659,22 +738,22 @@ class HessianTape:
                 to = self.adjoint[stage.leaves[k]]
                 if (to >= 0).any():
                     to = np.where(to < 0, self.adjoints, to)
-                    roots.append(Root(make("multiply", slope, lam), "adjoints", to, adds=True))
+                    roots.append(Root(make("multiply", slope, lam), "adjoints", to, True, self.adjoints))
             if roots:
                 note_read(read, stage, roots)
-                self.back.append(Loop(*turn_of(stage, roots, self.adjoint[stage.to])))
+                self.back.append(Loop(*turn_of(stage, roots, Leaf("adjoints", self.adjoint[stage.to]))))
         self.steps = steps_of(program, self.chain.out.roots, read)
 
     def values(self, args: tuple[Any, ...]) -> np.ndarray:
-        """Return the values on the pattern."""
-        with self._buffers.taken() as array:
+        """Return the values on the pattern, of a batch of LANES for x (n, LANES) with as many columns."""
+        with self._buffers.taken(batch=args[self.program.argnum].ndim == 2) as array:
             return self._values(args, array)
 
-    def _values(self, args: tuple[Any, ...], array: Callable[[Any, int], np.ndarray]) -> np.ndarray:
+    def _values(self, args: tuple[Any, ...], array: Arrays) -> np.ndarray:
         program, of_chain = self.program, self.chain.out
-        numbers = program.numbers(args, array("numbers", program.size))
-        local = of_chain.array(array("local", len(of_chain.start)))
-        out = self.out.array(None if self.products is None else array("out", len(self.out.start)))
+        numbers = program.numbers(args, array)
+        local = of_chain.begin(array("local", len(of_chain.start)))
+        out = self.out.begin(host_pool.empty(np, (len(self.out.start), *numbers.shape[1:]), program.dtype))
         run_steps(self.steps, numbers, local)
         adjoints = array("adjoints", self.adjoints + 1)
         adjoints[:] = 0
@@ -683,8 +762,7 @@ class HessianTape:
             if isinstance(step, Loop):
                 step(numbers, adjoints, out)
             else:
-                matrix, source, to = step
-                np.add.at(adjoints, to, matrix @ adjoints[source])
+                step(adjoints, adjoints)
         found = out[: self.pattern.nnz]
         if self.products is None:
             return found
@@ -695,14 +773,14 @@ class HessianTape:
         add_wx(out[self.blocks[1].part], q)
         if inner is not None:
             half = np.multiply(out[self.blocks[2].part], 0.5, out=array("half", len(self.blocks[2].keys)))
-            add_ww(inner(half, jacobian, out=array("inner", inner.pattern.nnz)), q)
+            add_ww(inner.form("c", half, jacobian, array("inner", inner.pattern.nnz)), q)
         if spread is not None:
             both = array("both", outer.pattern.nnz + 1)
             both[-1] = 0  # read where there is no entry
-            turned = np.take(jacobian, transposed, out=array("turned", len(transposed)), mode="clip")
-            outer(turned, q, out=both[:-1])
+            turned = np.take(jacobian, transposed, axis=0, out=array("turned", len(transposed)), mode="clip")
+            outer.form("c", turned, q, both[:-1])
             spread(both, found, found)
-        return found.copy()
+        return found
 
     def describe(self) -> str:
         """Say of what the tape consists."""
