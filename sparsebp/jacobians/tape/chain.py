@@ -10,19 +10,17 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from sparsebp.core import graphs
-from sparsebp.core.backend import is_host
+from sparsebp.core import graphs, host_pool
 from sparsebp.core.check import Array
-from sparsebp.jacobians.tape.device import DeviceLoop
+from sparsebp.jacobians.tape.device import DeviceLoop, DeviceMultiplied
 from sparsebp.jacobians.tape.expressions import Expression, evaluated, gradient, leaves_of, renumbered
-from sparsebp.jacobians.tape.loops import Leaf, Loop, Root
+from sparsebp.jacobians.tape.loops import LANES, Leaf, Loop, Root, compiled
 from sparsebp.jacobians.tape.record import Group, Linear, Recorder, used
-from sparsebp.jacobians.tracing import selection
-from sparsebp.patterns.pattern import SparsityPattern, index_dtype
+from sparsebp.patterns.pattern import SparsityPattern
 from sparsebp.products.product import ProductPlan, plan_product
 
 X, CONSTANT = -1, -2
@@ -33,27 +31,45 @@ class Buffers:
     """Arrays between the steps of a call, used again by later ones: new pages take longer than loops that fill them."""
 
     def __init__(self, program: Program) -> None:
-        self._dtype, self._xp, self._free = program.dtype, program.xp, list[dict[Any, np.ndarray]]()
+        self._dtype, self._xp = program.dtype, program.xp
+        self._free: dict[bool, list[dict[Any, np.ndarray]]] = {False: [], True: []}
 
     @contextlib.contextmanager
-    def taken(self) -> Iterator[Callable[[Any, int], Array]]:
-        """Lend arrays by name and size; no two calls at one time get the same."""
-        if not is_host(self._xp):  # whose pool knows streams
-            yield lambda name, size: self._xp.empty(size, self._dtype)
+    def taken(self, *, batch: bool = False) -> Iterator[Arrays]:
+        """Lend arrays by name and size, of a batch with `LANES` columns; no two calls at one time get the same."""
+        if self._xp is not np:  # whose pool keeps memory, by streams
+            yield self._new
             return
         try:
-            arrays = self._free.pop()
+            arrays = self._free[batch].pop()
         except IndexError:
             arrays = {}
 
-        def array(name: Any, size: int) -> np.ndarray:
+        def array(name: Any, size: int, fill: Callable[[np.ndarray], None] | None = None) -> np.ndarray:
             found = arrays.get(name)
             if found is None:
-                found = arrays[name] = np.empty(size, self._dtype)
+                found = arrays[name] = np.empty((size, LANES) if batch else size, self._dtype)
+                if fill is not None:  # numbers that later calls leave as they are
+                    fill(found)
             return found
 
         yield array
-        self._free.append(arrays)
+        self._free[batch].append(arrays)
+
+    def _new(self, name: Any, size: int, fill: Callable[[Array], None] | None = None) -> Array:
+        found = self._xp.empty(size, self._dtype)
+        if fill is not None:
+            fill(found)
+        return found
+
+
+Arrays = Callable[..., Array]
+"""Of `Buffers`: name, size, and what fills a new array; one is (size,), or of a batch (size, LANES)."""
+
+
+def columns(values: Array, like: Array) -> Array:
+    """Return values that all samples of a batch share, if there is one."""
+    return values if like.ndim == 1 else values[:, None]
 
 
 class Program:
@@ -78,6 +94,9 @@ class Program:
         self.level = np.full(self.size, CONSTANT)
         self.level[self.first : self.first + self.n] = X
         self.slopes = [self._leveled(stage) for stage in self.stages]
+        self.argnum = argnum
+        added = [stage.to for stage in self.stages if isinstance(stage, Group) and stage.adds]
+        self._sums = [np.unique(np.concatenate(added))] if added and device is None else []
         self.fixed = np.zeros(self.size, bool)  # constants, whatever the arguments
         for start, values in self.constants:
             self.fixed[start : start + len(values)] = True
@@ -117,12 +136,24 @@ class Program:
         """Return a loop that runs where the tape does."""
         return Loop(leaves, roots, count) if self.device is None else DeviceLoop(self.device, leaves, roots, count)
 
-    def numbers(self, args: tuple[Any, ...], found: Array) -> Array:
-        """Return the numbers, with arguments and constants in place, and zeros for sums."""
+    def multiplied(self, matrix: Any, places: np.ndarray, to: np.ndarray, *, adds: bool = False) -> Multiplied:
+        """Return a product with a constant matrix that runs where the tape does."""
+        if self.device is None:
+            return Multiplied(matrix, places, to, adds=adds)
+        return cast(Multiplied, DeviceMultiplied(self.device, matrix, places, to, adds=adds))
+
+    def numbers(self, args: tuple[Any, ...], array: Arrays) -> Array:
+        """Return the numbers, with arguments and constants in place, and zeros for sums; of a batch, x is (n, LANES)."""
+        found = array("numbers", self.size, self._fill)
         for place, start, shape in self.inputs:
-            found[start : start + math.prod(shape)] = args[place].ravel() if shape else args[place]
-        found[len(found) - len(self._behind) :] = self._kept_behind
+            value = args[place] if place == self.argnum or not shape else columns(args[place].ravel(), found)
+            found[start : start + math.prod(shape)] = value
+        for places in self._sums:
+            found[places] = 0
         return found
+
+    def _fill(self, found: Array) -> None:
+        found[len(found) - len(self._behind) :] = columns(self._kept_behind, found)
 
     def constants_at(self, leaf: np.ndarray) -> np.ndarray:
         """Return the constants that a leaf reads."""
@@ -189,13 +220,16 @@ class Out:
             value = evaluated(value, {k: self.program.constants_at(group.leaves[k]) for k in reads})
         self._fixed.append((places, np.broadcast_to(value, places.shape)))
 
-    def finish(self, targets: Iterable[Block]) -> None:
-        """Plan where the array begins, and which values are stored rather than added; `targets` are added to later."""
+    def finish(self, targets: Iterable[Block], overwritten: Iterable[Block] = ()) -> None:
+        """Plan where the array begins, and which values are stored rather than added.
+
+        `targets` are added to later, and `overwritten` written to.
+        """
         self.start = np.zeros(self.size + 1, self.program.dtype)
         for places, values in self._fixed:
             np.add.at(self.start, places, values)  # -1 is the last
         self.start[-1] = 0
-        start = self._kept_start = self.program.kept(self.start)
+        self._kept_start = self.program.kept(self.start)
         writers = np.bincount(np.concatenate([np.zeros(0, int), *(p for _, p, _ in self._writes)]) + 1,
                               minlength=self.size + 1)[1:]  # fmt: skip
         alone = np.append((writers == 1) & (self.start[:-1] == 0), True)
@@ -207,19 +241,19 @@ class Out:
             root = Root(value, "out", np.where(places < 0, self.size, places), adds, self.size)
             self.roots.setdefault(stage, []).append(root)
         final = {block.part.start for block in targets}
+        later = {block.part.start for block in overwritten if len(block.keys)}
         self._copied = []
         self.constant: dict[int, Array] = {}  # blocks that nothing is written to
         for block in self._blocks:
             if not writers[block.part].any() and block.part.start not in final and len(block.keys):
-                self.constant[block.part.start] = start[block.part]
-            elif not stored[block.part].all():
+                self.constant[block.part.start] = self._kept_start[block.part]
+            elif not stored[block.part].all() and not (block.part.start in later and len(block.keys)):
                 self._copied.append(block.part)
 
-    def array(self, found: Array | None = None) -> Array:
-        """Return the array, to be filled: a new one unless it is given."""
-        found = self.program.xp.empty_like(self._kept_start) if found is None else found
+    def begin(self, found: Array) -> Array:
+        """Return an array, ready for loops to add to."""
         for part in self._copied:
-            found[part] = self._kept_start[part]
+            found[part] = columns(self._kept_start[part], found)
         return found
 
     def part(self, array: Array, block: Block) -> Array:
@@ -310,19 +344,28 @@ class Chain:
         top = range(self.depth) if pattern is None else [self.depth]
         order = [*((d, X) for d in top), *(at for at in sets if at[1] != X or at[0] not in top)]
         self.blocks = {at: self.out.block(sets[at]) for at in order}  # results one behind the other
+        first: dict[tuple[int, int], Any] = {}  # the first product of each target, and whether it is all of it
+        for at, *_, plan in products:
+            first.setdefault(at, plan if np.array_equal(keys_of(plan.pattern), sets[at]) else None)
+        own = {at: self.out.block(_distinct(keys[at])) if first.get(at) else self.blocks[at] for at in keys}
         for at, found in keys.items():
             for entry, wanted in zip(entries[at[0]], found, strict=True):
-                self.out.write(entry.value, self.blocks[at].find(wanted), entry.stage)
+                self.out.write(entry.value, own[at].find(wanted), entry.stage)
         results = [self.blocks[d, X] for d in top]
-        self.out.finish([*results, *(self.blocks[at] for at, *_ in products)])
+        whole = [self.blocks[at] for at, plan in first.items() if plan]
+        self.out.finish([*results, *(self.blocks[at] for at, *_ in products)], whole)
         self.products = []
         for at, left, right, plan in products:
             target = self.blocks[at]
-            places = target.find(keys_of(plan.pattern))
+            starts = first[at] is plan
+            block = own[at] if starts else None
+            of = own[at].keys if starts else keys_of(plan.pattern)
+            places = target.find(of)
             add = added(program, np.where(places < 0, -1, places - target.part.start), len(target.keys))
-            self.products.append((target, self.blocks[left], self.blocks[right], plan, add))
-        self.most = max((plan.pattern.nnz for *_, plan, _ in self.products), default=0)
-        self._results = slice(0, sum(len(block.keys) for block in results))
+            self.products.append(Product(target, self.blocks[left], self.blocks[right], plan, block, add))
+        self.most = max((plan.pattern.nnz for *_, plan, _, _ in self.products), default=0)
+        self.size = sum(len(block.keys) for block in results)
+        self.apart = pattern is not None and bool(first.get(final))
 
     def _note_needed(self, needed: np.ndarray, read: list[np.ndarray]) -> None:
         """Add the numbers on which the needed ones depend."""
@@ -364,9 +407,9 @@ class Chain:
             plans = [((d, X), (d, e), (e, X), plan_product(self._pattern(local[d, e], (d, e)),
                                                            self._pattern(sets[e, X], (e, X))))
                      for e in range(d) if len(local[d, e])]  # fmt: skip
-            products += plans
             whole = given is not None and d == self.depth
             sets[d, X] = keys_of(given) if given is not None and whole else _union(local[d, X], plans)
+            products += sorted(plans, key=lambda plan: plan[-1].pattern.nnz < len(sets[plan[0]]))
         return sets, products
 
     def _reverse(self, local: dict[tuple[int, int], np.ndarray], given: SparsityPattern) -> Plan:
@@ -380,13 +423,31 @@ class Chain:
                          for s in range(X, e) if len(local[e, s]) and len(sets[top, e])]  # fmt: skip
         return sets, products
 
-    def run(self, out: Array, array: Callable[[Any, int], Array]) -> Array:
-        """Return the values of all levels, one behind the other, or of the outputs, from local derivatives."""
-        part = self.out.part
-        for target, left, right, plan, add in self.products:
-            product = array("product", self.most)[: plan.pattern.nnz]
-            add(plan(part(out, left), part(out, right), out=product), part(out, target))
-        return out[self._results]
+    def run(self, out: Array, array: Arrays, result: Array | None = None) -> Array:
+        """Return the values of all levels, one behind the other, or of the outputs, from local derivatives.
+
+        These are a part of `out`, or where the last block is a product of its own (`apart`), in `result`.
+        """
+        for target, left, right, plan, block, add in self.products:
+            a, b = self.out.part(out, left), self.out.part(out, right)
+            to = result if self.apart and target.part.start == 0 and result is not None else self.out.part(out, target)
+            if block is None:
+                add(plan.form("c", a, b, array("product", self.most)[: plan.pattern.nnz]), to)
+            else:
+                plan.form("c", a, b, to)
+                add(self.out.part(out, block), to)
+        return out[: self.size] if result is None or not self.apart else result
+
+
+class Product(NamedTuple):
+    """A planned product: added to its target, or where `block` is given all of it, to which that is added."""
+
+    target: Block
+    left: Block
+    right: Block
+    plan: ProductPlan
+    block: Block | None
+    add: Added
 
 
 def _distinct(keys: list[np.ndarray]) -> np.ndarray:
@@ -411,12 +472,9 @@ class Turn(NamedTuple):
         return [one.places for one in (self.roots if written else self.leaves) if one.where == "numbers"]
 
 
-def turn_of(group: Group, roots: list[Root], adjoint: np.ndarray | None = None) -> Turn:
-    """Return the loop of a group; `adjoint`: where those of its values stand, the last leaf."""
-    leaves = [Leaf("numbers", leaf) for leaf in group.leaves]
-    if adjoint is not None:
-        leaves.append(Leaf("adjoints", adjoint))
-    return Turn(tuple(leaves), tuple(roots), len(group.to))
+def turn_of(group: Group, roots: list[Root], *others: Leaf) -> Turn:
+    """Return the loop of a group, whose roots read `others` too, behind its own leaves."""
+    return Turn((*(Leaf("numbers", leaf) for leaf in group.leaves), *others), tuple(roots), len(group.to))
 
 
 def steps_of(program: Program, roots: dict[int, list[Root]], read: np.ndarray,
@@ -445,39 +503,52 @@ def steps_of(program: Program, roots: dict[int, list[Root]], read: np.ndarray,
         if own:
             note_read(read, stage, own)
             turns.insert(0, turn_of(stage, own))
-    return [program.loop(*turn) if isinstance(turn, Turn) else Multiplied(program, turn.whole, turn.places, turn.to)
+    return [program.loop(*turn) if isinstance(turn, Turn) else program.multiplied(turn.whole, turn.places, turn.to)
             for turn in merged(turns, program.size)]  # fmt: skip
 
 
+MULTIPLY = """# smooth, with subnormal numbers
+def run(data, indices, indptr, x, y, to, adds):
+    for i in range(len(to)):
+        total = y[np.uint64(to[i])] if adds else data.dtype.type(0)
+        for k in range(indptr[i], indptr[i + 1]):
+            total += data[np.uint64(k)] * x[np.uint64(indices[k])]
+        y[np.uint64(to[i])] = total
+"""
+
+
 class Multiplied:
-    """A constant sparse matrix times elements of an array, stored in, or added to, places of it that differ."""
+    """A constant matrix, which multiplies numbers at `places`; their products are stored, or added, at others."""
 
-    def __init__(self, program: Program, matrix: Any, places: np.ndarray, to: np.ndarray, *, adds: bool = False):
-        self.program, self.matrix, self.adds = program, matrix, adds
-        self.places, self.to = (self._range(one) for one in (places, to))
-        if program.device is not None:
-            index = index_dtype(matrix.nnz, matrix.shape)
-            self._arrays = (*(program.kept(one.astype(index)) for one in (matrix.indptr, matrix.indices)),
-                            program.kept(matrix.data.reshape(-1, 1)))  # fmt: skip
+    def __init__(self, matrix: Any, places: np.ndarray, to: np.ndarray, *, adds: bool = False) -> None:
+        self._matrix, self._places, self._adds = matrix, _range(places), adds
+        self._indices = places[matrix.indices].astype(np.uint32)
+        self._indptr, self._to = matrix.indptr.astype(np.int64), to.astype(np.uint32)
 
-    def _range(self, places: np.ndarray) -> Any:
-        """Return places as a slice if they are one behind the other."""
-        first = int(places[0]) if len(places) else 0
-        whole = (places == first + np.arange(len(places))).all()
-        return slice(first, first + len(places)) if whole else self.program.kept(places)
-
-    def __call__(self, numbers: Array) -> None:
-        """Multiply."""
-        given = numbers[self.places]
-        if self.program.device is None:
-            product = self.matrix @ given
+    def __call__(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Multiply numbers of x, and store the products in y."""
+        if x.ndim == 1:
+            compiled(MULTIPLY)(self._matrix.data, self._indices, self._indptr, x, y, self._to, self._adds)
+        elif self._adds:
+            y[self._to] += self._matrix @ x[self._places]
         else:
-            product = self.program.xp.empty(self.matrix.shape[0], numbers.dtype)
-            self.program.device.csr_matvec(*self._arrays, given[:, None], product[:, None])
-        if self.adds:
-            numbers[self.to] += product
-        else:
-            numbers[self.to] = product
+            y[self._to] = self._matrix @ x[self._places]
+
+
+def transposed(program: Program, matrix: Any, places: np.ndarray, to: np.ndarray) -> Multiplied:
+    """Return the product with a transposed matrix, of what stands at `to`; -1 among `places` is nowhere."""
+    from scipy.sparse import csr_array
+
+    inside = np.flatnonzero(places >= 0)
+    rows, row = np.unique(places[inside], return_inverse=True)  # numbers may be read several times
+    spread = csr_array((np.ones(len(inside), matrix.dtype), (row, inside)), (len(rows), len(places)))
+    return program.multiplied((spread @ matrix.T.tocsr()).tocsr(), to, rows, adds=True)
+
+
+def _range(places: np.ndarray) -> Any:
+    """Return places as a slice if they are one behind the other."""
+    first = int(places[0]) if len(places) else 0
+    return slice(first, first + len(places)) if (places == first + np.arange(len(places))).all() else places
 
 
 MOST_ROOTS = 24
@@ -541,10 +612,10 @@ def note_read(read: np.ndarray, group: Group, roots: list[Root]) -> None:
 def run_steps(steps: list[Loop | Multiplied], numbers: Array, out: Array) -> None:
     """Run loops and products with matrices."""
     for step in steps:
-        if isinstance(step, Multiplied):
-            step(numbers)
-        else:
+        if isinstance(step, Loop):
             step(numbers, out, out)
+        else:
+            step(numbers, numbers)
 
 
 def described(program: Program, steps: Iterable[Any], products: int) -> str:
@@ -567,17 +638,19 @@ class JacobianTape:
         self._buffers = Buffers(program)
 
     def values(self, args: tuple[Any, ...]) -> Array:
-        """Return the values on the pattern."""
+        """Return the values on the pattern, of a batch of LANES for x (n, LANES) with as many columns."""
         program, local = self.program, self.chain.out
-        with self._buffers.taken() as array:
-            numbers = program.numbers(args, array("numbers", program.size))
+        with self._buffers.taken(batch=args[program.argnum].ndim == 2) as array:
+            numbers = program.numbers(args, array)
             if not self.chain.products:  # what the loops fill is the result
-                out = local.array()
+                out = local.begin(program.xp.empty((len(local.start), *numbers.shape[1:]), program.dtype))
                 run_steps(self.steps, numbers, out)
                 return self.chain.run(out, array)
-            out = local.array(array("local", len(local.start)))
+            out = local.begin(array("local", len(local.start)))
             run_steps(self.steps, numbers, out)
-            return self.chain.run(out, array).copy()
+            result = host_pool.empty(program.xp, (self.chain.size, *numbers.shape[1:]), program.dtype)
+            found = self.chain.run(out, array, result)
+            return found if found is result else found.copy()
 
     def describe(self) -> str:
         """Say of what the tape consists."""
@@ -694,11 +767,10 @@ class HessianTape:
             if not wants[stage.to].any():
                 continue
             if isinstance(stage, Linear):
-                mine = np.flatnonzero(wants[stage.places])
-                if len(mine):
-                    to, which = np.unique(self.adjoint[stage.places[mine]], return_inverse=True)
-                    matrix = selection(which, mine, (len(to), len(stage.places))) @ stage.matrix.T
-                    self.back.append(Multiplied(program, matrix.tocsr(), self.adjoint[stage.to], to, adds=True))
+                if wants[stage.places].any():
+                    self.back.append(
+                        transposed(program, stage.matrix, self.adjoint[stage.places], self.adjoint[stage.to])
+                    )
                 continue
             lam = program.table.make("leaf", len(stage.leaves))
             roots = list(self.out.roots.get(number, []))
@@ -709,19 +781,19 @@ class HessianTape:
                     roots.append(Root(make("multiply", slope, lam), "adjoints", to, True, self.adjoints))
             if roots:
                 note_read(read, stage, roots)
-                self.back.append(program.loop(*turn_of(stage, roots, self.adjoint[stage.to])))
+                self.back.append(program.loop(*turn_of(stage, roots, Leaf("adjoints", self.adjoint[stage.to]))))
         self.steps = steps_of(program, self.chain.out.roots, read)
 
     def values(self, args: tuple[Any, ...]) -> Array:
-        """Return the values on the pattern."""
-        with self._buffers.taken() as array:
+        """Return the values on the pattern, of a batch of LANES for x (n, LANES) with as many columns."""
+        with self._buffers.taken(batch=args[self.program.argnum].ndim == 2) as array:
             return self._values(args, array)
 
-    def _values(self, args: tuple[Any, ...], array: Callable[[Any, int], Array]) -> Array:
-        program, xp, of_chain = self.program, self.program.xp, self.chain.out
-        numbers = program.numbers(args, array("numbers", program.size))
-        local = of_chain.array(array("local", len(of_chain.start)))
-        out = self.out.array(None if self.products is None else array("out", len(self.out.start)))
+    def _values(self, args: tuple[Any, ...], array: Arrays) -> Array:
+        program, of_chain = self.program, self.chain.out
+        numbers = program.numbers(args, array)
+        local = of_chain.begin(array("local", len(of_chain.start)))
+        out = self.out.begin(host_pool.empty(program.xp, (len(self.out.start), *numbers.shape[1:]), program.dtype))
         run_steps(self.steps, numbers, local)
         adjoints = array("adjoints", self.adjoints + 1)
         adjoints[:] = 0
@@ -730,7 +802,7 @@ class HessianTape:
             if isinstance(step, Loop):
                 step(numbers, adjoints, out)
             else:
-                step(adjoints)
+                step(adjoints, adjoints)
         found = out[: self.pattern.nnz]
         if self.products is None:
             return found
@@ -740,15 +812,15 @@ class HessianTape:
         q[:] = 0
         add_wx(out[self.blocks[1].part], q)
         if inner is not None:
-            half = xp.multiply(out[self.blocks[2].part], 0.5, out=array("half", len(self.blocks[2].keys)))
-            add_ww(inner(half, jacobian, out=array("inner", inner.pattern.nnz)), q)
+            half = program.xp.multiply(out[self.blocks[2].part], 0.5, out=array("half", len(self.blocks[2].keys)))
+            add_ww(inner.form("c", half, jacobian, array("inner", inner.pattern.nnz)), q)
         if spread is not None:
             both = array("both", outer.pattern.nnz + 1)
             both[-1] = 0  # read where there is no entry
-            turned = xp.take(jacobian, transposed, out=array("turned", len(transposed)), mode="clip")
-            outer(turned, q, out=both[:-1])
+            turned = program.xp.take(jacobian, transposed, axis=0, out=array("turned", len(transposed)), mode="clip")
+            outer.form("c", turned, q, both[:-1])
             spread(both, found, found)
-        return found.copy()
+        return found
 
     def describe(self) -> str:
         """Say of what the tape consists."""

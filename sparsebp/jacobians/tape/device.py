@@ -112,8 +112,8 @@ class DeviceLoop(Loop):
     """
 
     def __init__(self, device: Any, leaves: Sequence[Leaf], roots: Sequence[Root], count: int) -> None:
-        self._device, self.count, self._table, self._steps = device, count, [], []
-        self._sums: list[tuple[str, Sums]] = []
+        self._device, self.count = device, count
+        self._added: list[tuple[str, Sums]] = []
         self._parts = 0
         roots = self._apart(roots)
         self._file = emitted(as_cuda(self._text(leaves, roots)))
@@ -128,7 +128,7 @@ class DeviceLoop(Loop):
         parts = self._device.xp.empty(self._parts, numbers.dtype) if self._parts else None
         given = (arrays[name] if name in self._used else None for name in arrays)
         self._device.launch_emitted(self._file, numbers, self.count, *given, parts, self._index, self._at)
-        for where, sums in self._sums:
+        for where, sums in self._added:
             sums(parts, arrays[where])
 
     def _condition(self, root: Root, place: str) -> str:
@@ -155,8 +155,27 @@ class DeviceLoop(Loop):
             if several:
                 to = np.concatenate([np.where(roots[k].places == roots[k].nowhere, -1, roots[k].places)
                                      for k in several])  # fmt: skip
-                self._sums.append((where, Sums(self._device, first, to)))
+                self._added.append((where, Sums(self._device, first, to)))
         return found
+
+
+class DeviceMultiplied:
+    """A constant sparse matrix, which multiplies numbers at `places`; products are stored, or added, at others."""
+
+    def __init__(self, device: Any, matrix: Any, places: np.ndarray, to: np.ndarray, *, adds: bool) -> None:
+        self._device, self._adds = device, adds
+        arrays = matrix.indptr.astype(np.int64), places[matrix.indices].astype(np.int64), matrix.data.reshape(-1, 1)
+        self._matrix = [graphs.kept(device.xp, array) for array in arrays]
+        self._to = graphs.kept(device.xp, to.astype(np.int64))
+
+    def __call__(self, x: Array, y: Array) -> None:
+        """Multiply numbers of x, and store the products in y."""
+        products = self._device.xp.empty(len(self._to), x.dtype)
+        self._device.csr_matvec(*self._matrix, x[:, None], products[:, None])
+        if self._adds:
+            y[self._to] += products
+        else:
+            y[self._to] = products
 
 
 class Sums:
