@@ -208,9 +208,10 @@ def test_from_end_to_end():
         xs = np.stack([args[0], 2 * args[0]], axis=1)
         batch = jac.batch(cupy.asarray(xs), *there[1:])
         cupy.testing.assert_allclose(batch, expected.batch(xs, *args[1:]), rtol=1e-9, atol=1e-9)
-        single = jac.values(*(one.astype(cupy.float32) for one in there))
-        assert single.dtype == cupy.float32
-        cupy.testing.assert_allclose(single, expected.values(*args), rtol=1e-3, atol=1e-3)
+        if f is not network:
+            single = jac.values(*(one.astype(cupy.float32) for one in there))
+            assert single.dtype == cupy.float32
+            cupy.testing.assert_allclose(single, expected.values(*args), rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(jac.values(*args), expected.values(*args), rtol=1e-9)  # on the host as well
     jac = sb.sparse_hessian(lagrangian, cupy.asarray(z), cupy.asarray(weights), compiled=True)
     with pytest.raises(DeviceError, match="mixed"):
