@@ -70,10 +70,10 @@ def sparse_jacobian(
         and (m,), or trees: arrays of any shape in dictionaries, lists and tuples. NumPy functions are listed in the
         reference; others, and control flow that depends on values, are refused.
     *args
-        Arguments to trace f at. x is made of arrays of NumPy or JAX or of tensors, float32 or float64. Its values do
-        not matter: the pattern holds for all x, and for all values of other floats and arrays of floats. Integers, and
-        constants inside f, are part of the function: the zeros of a constant array that multiplies x are zeros of the
-        Jacobian.
+        Arguments to trace f at. x is made of arrays of NumPy or JAX or of tensors, float32 or float64; of a compiled
+        function of NumPy, which then runs on their device, also of CuPy. Its values do not matter: the pattern holds
+        for all x, and for all values of other floats and arrays of floats. Integers, and constants inside f, are part
+        of the function: the zeros of a constant array that multiplies x are zeros of the Jacobian.
     argnums
         Place of x among the arguments: 1 for the right-hand side f(t, y) of an initial value problem. Several: x is
         the tuple of these arguments.
@@ -337,7 +337,7 @@ class SparseJacobian:
         Returns
         -------
         Array
-            Shape (nnz,), of the dtype of f's result; a tensor or an array of JAX, on the device of x, if x is one. Also
+            Shape (nnz,), of the dtype of f's result; a tensor or an array of JAX or CuPy, where x is, if x is one. Also
             within `jax.jit`, `vmap` and `grad`; nothing can be raised there, so values are NaN in place of the error.
 
         Raises
@@ -423,7 +423,8 @@ class SparseJacobian:
         return self._flat.x.tree(self._product("reverse", args, self._flat.rows.vector("w", w)))
 
     def _product(self, mode: Mode, args: tuple[Any, ...], v: Any) -> Any:
-        if backend.is_on_device(v):
+        if backend.is_on_device(v) or backend.is_on_device(args[self._argnum]):
+            backend.namespace(v=v, x=args[self._argnum])
             matrix = TransposedJacobian(self.pattern, self._at(args))
             return (matrix if mode == "forward" else matrix.T) @ v
         if self._tape is not None:
@@ -478,7 +479,7 @@ class SparseJacobian:
 
         Returns
         -------
-        scipy.sparse.csr_array
+        scipy.sparse.csr_array, or cupyx.scipy.sparse.csr_matrix for x of CuPy
             Shape (m, n), with every entry of the pattern, even if it is 0. Rows are the elements of y, columns those of
             x: one array of a tree behind the other, by the sorted keys of dictionaries, each in C order. With
             ``has_aux=True``, the pair of this and the other data.
@@ -525,7 +526,12 @@ class SparseJacobian:
                               got="compiled=False", remedy="Prepare it with compiled=True, or pass NumPy arrays"
                               )  # fmt: skip
         floats = [self._function.varies(place, arg) for place, arg in enumerate(args)]
-        backend.namespace(*(arg for arg, varies in zip(args, floats, strict=True) if varies and np.ndim(arg)))
+        arrays = [arg for arg, varies in zip(args, floats, strict=True) if varies and np.ndim(arg)]
+        number = backend.device_number(backend.namespace(*arrays))
+        for array in arrays:
+            if array.data.device_id != number:
+                raise DeviceError("An array is not on the current device", expected=f"device {number}",
+                                  got=f"device {array.data.device_id}")  # fmt: skip
         here = backend.from_device(tuple(None if varies else arg for arg, varies in zip(args, floats, strict=True)))
         return tuple(arg if varies else own for arg, own, varies in zip(args, here, floats, strict=True))
 

@@ -110,7 +110,7 @@ class TapeDerivatives:
         """Say which way is used, and why."""
         found = {record.tape.program.device is not None: record.tape.describe()
                  for record in self._records.values() if record is not None}  # fmt: skip
-        return "; ".join(f"compiled{' for the device' * device}, {tape}" for device, tape in found.items()) or (
+        return "; ".join(f"compiled{' as CUDA kernels' * device}, {tape}" for device, tape in found.items()) or (
             f"interpreted: {self.reason}")  # fmt: skip
 
     def values(self, args: tuple[Any, ...]) -> tuple[Array | None, bool]:
