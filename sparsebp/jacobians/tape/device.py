@@ -1,7 +1,7 @@
 """Loops of the tape as CUDA kernels, a thread for each turn: the same text, translated from Python to C++.
 
 Nothing is added by atomic operations, whose order differs between runs. Values that several threads would add to one
-place are stored as *parts*, and these are summed by products with planned matrices of ones.
+place are stored as *parts*, and these are summed in a planned order.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 
 from sparsebp.core import graphs
 from sparsebp.core.check import Array
-from sparsebp.jacobians.tape.expressions import Table
 from sparsebp.jacobians.tape.loops import Leaf, Loop, Root
 from sparsebp.kernels.device import emitted
+from sparsebp.kernels.device.launch import WARP
 
-LONGEST_SUM = 512
-"""Parts that one warp sums; sums of more are split among several."""
+LONGEST_SUM, SHORT_SUM = 512, 8
+"""Parts of a sum: of more, they are split among several warps; of up to so many, on average, one thread sums them."""
 
 KERNEL = """#include "tape.cuh"
 
@@ -30,6 +30,13 @@ extern "C" __global__ void __launch_bounds__(256) run(real* numbers, real* adjoi
         {inside}
     }}
 }}
+"""
+SUMS = """#include "tape.cuh"
+
+extern "C" __global__ void __launch_bounds__(256) run(const real* parts, const unsigned* order, const unsigned* ends,
+                                                      const unsigned* to, real* out, int lanes, int64 count) {
+    sum_parts(parts, order, ends, to, out, lanes, count);
+}
 """
 OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^",
              ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}  # fmt: skip
@@ -199,23 +206,22 @@ class Sums:
             pieces = -(-lengths // LONGEST_SUM)
             last = np.cumsum(pieces)
             within = np.arange(last[-1]) - np.repeat(last - pieces, pieces)
-            levels.append((np.append(np.repeat(ends[:-1], pieces) + LONGEST_SUM * within, ends[-1]), order))
+            levels.append((order, np.append(np.repeat(ends[:-1], pieces) + LONGEST_SUM * within, ends[-1])))
             order, ends = np.arange(last[-1]), np.append(0, last)
-        levels.append((ends, order))
-        self._levels = [[graphs.kept(device.xp, array.astype(np.int64 if first + len(to) >> 31 else np.int32))
-                         for array in level] for level in levels]  # fmt: skip
-        self._most = max(len(order) for _, order in levels)
-        leaf = Table().make("leaf", 0)
-        root = Root(leaf, "out", places, adds=True)
-        self._add = DeviceLoop(device, [Leaf("numbers", np.arange(len(places)))], [root], len(places))
+        levels.append((order, ends))
+        lanes = (np.int32(WARP if len(order) > SHORT_SUM * len(ends) else 1) for order, ends in levels)
+        self._levels = [(*(graphs.kept(device.xp, array.astype(np.uint32)) for array in level), own)
+                        for level, own in zip(levels, lanes, strict=True)]  # fmt: skip
+        self._to = graphs.kept(device.xp, places.astype(np.uint32))
+        self._file = emitted(SUMS)
 
     def __call__(self, parts: Array, out: Array) -> None:
         """Add to an array."""
-        xp = self._device.xp
-        ones = xp.ones(self._most, parts.dtype)
-        for ends, order in self._levels:
-            sums = xp.empty(len(ends) - 1, parts.dtype)
-            columns = (array[:, None] for array in (ones[: len(order)], parts, sums))
-            self._device.csr_matvec(ends, order, *columns)
+        for number, (order, ends, lanes) in enumerate(self._levels, 1):
+            last = number == len(self._levels)
+            sums = out if last else self._device.xp.empty(len(ends) - 1, parts.dtype)
+            to = self._to if last else None
+            self._device.launch_emitted(
+                self._file, parts, int(lanes) * (len(ends) - 1), parts, order, ends, to, sums, lanes
+            )
             parts = sums
-        self._add(parts, parts, out)

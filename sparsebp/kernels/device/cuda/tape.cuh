@@ -1,8 +1,7 @@
 // What emitted loops of a compiled tape call: functions by the names that NumPy has for them, with its rules for NaN,
 // zeros and signs. Loops are translated from Python, and say np::sqrt where that says np.sqrt.
 
-typedef REAL real;
-typedef long long int64;
+#include "common.cuh"
 
 namespace math {
 __device__ __forceinline__ double inf() { return __longlong_as_double(0x7ff0000000000000LL); }
@@ -87,3 +86,19 @@ __device__ __forceinline__ float multiply(float x, float y) { return __fmul_rn(x
 __device__ __forceinline__ double multiply(double x, double y) { return __dmul_rn(x, y); }
 __device__ __forceinline__ int64 multiply(int64 x, int64 y) { return x * y; }
 }  // namespace np
+
+// Sums of the parts order[ends[s]] … order[ends[s + 1] - 1], each by as many lanes, 1 or a warp, in the same order at every
+// launch: added to out[to[s]], or stored in out[s] where there is no `to`. `count` threads have a lane each.
+__device__ __forceinline__ void sum_parts(const real* parts, const unsigned* order, const unsigned* ends,
+                                          const unsigned* to, real* out, int lanes, int64 count) {
+    const int64 first = int64(blockIdx.x) * blockDim.x + threadIdx.x, step = int64(gridDim.x) * blockDim.x;
+    const int lane = first % lanes;
+    for (int64 s = first / lanes; s < count / lanes; s += step / lanes) {
+        real sum = 0;
+        for (int64 k = int64(ends[s]) + lane; k < ends[s + 1]; k += lanes) sum += parts[order[k]];
+        if (lanes > 1) sum = warp_sum(sum);
+        if (lane) continue;
+        if (to) out[to[s]] += sum;
+        else out[s] = sum;
+    }
+}
