@@ -1050,6 +1050,10 @@ class NumpyFunction:
         """Return what f returns, with other data."""
         return self.f.outcome(*replaced(args, [self.argnum], [np.array(args[self.argnum])]))
 
+    def gradient(self, args: tuple[Any, ...]) -> Any:
+        """Return the gradient of a scalar function."""
+        return plain(_output(self.of_x(args)(np.array(args[self.argnum]))))
+
     def batch(self, values: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...], xs: Any) -> Any:
         """There is no mapped call in NumPy."""
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import numpy as np
 
+from sparsebp.core import host_pool
 from sparsebp.core.errors import PatternError, SparseBPError
 from sparsebp.jacobians.tape.chain import HessianTape, JacobianTape, Program, keys_of
 from sparsebp.jacobians.tape.environment import Environment
 from sparsebp.jacobians.tape.expressions import UnrecordedError
-from sparsebp.jacobians.tape.loops import finite
+from sparsebp.jacobians.tape.loops import LANES, finite
 from sparsebp.jacobians.tape.record import Group, Recorder
+from sparsebp.jacobians.tape.sweeps import Kind, Sweep
 from sparsebp.jacobians.trees import replaced
 from sparsebp.patterns.pattern import SparsityPattern
 
@@ -61,11 +64,24 @@ def plan_tape(
 
 
 class _Record:
-    """A tape for x of one dtype, and the environment in which it was recorded."""
+    """A tape for x of one dtype, its sweeps, and the environment in which it was recorded."""
 
     def __init__(self, tape: JacobianTape | HessianTape, environment: Environment) -> None:
         self.tape, self.environment = tape, environment
-        self.trusted = False  # until it was compared
+        self.trusted = set[str]()  # kinds of results that were compared
+        self._sweeps: dict[str, Sweep] = {}
+
+    def run(self, kind: Kind | Literal["values"], args: tuple[Any, ...], *vectors: np.ndarray) -> np.ndarray:
+        """Return values on the pattern, or the result of a sweep, which is planned and compiled the first time."""
+        if kind == "values":
+            return self.tape.values(args)
+        sweep = self._sweeps.get(kind)
+        if sweep is None:
+            with _said_if_it_takes_long():
+                sweep = Sweep(self.tape.program, self.tape.outputs, kind)
+                sweep(args, *vectors)
+            self._sweeps[kind] = sweep
+        return sweep(args, *vectors)
 
 
 class TapeDerivatives:
@@ -107,21 +123,51 @@ class TapeDerivatives:
                 return f"compiled, {record.tape.describe()}"
         return f"interpreted: {self.reason}"
 
-    def values(self, args: tuple[Any, ...]) -> tuple[np.ndarray | None, bool]:
-        """Return the values on the pattern, if the tape gives them, and whether they need not be compared."""
-        record = self._current(args)
-        if record is None or not record.tape.program.takes(args):
-            return None, False
-        values = record.tape.values(args)
-        return (values, record.trusted) if finite(values) else (None, False)
+    def run(
+        self, kind: Kind | Literal["values"], args: tuple[Any, ...], *vectors: np.ndarray
+    ) -> tuple[np.ndarray | None, bool]:
+        """Return the values on the pattern, or what a sweep gives, if the tape does; and whether it was compared.
 
-    def batch(self, args: tuple[Any, ...], xs: Iterable[np.ndarray]) -> Iterator[np.ndarray | None]:
-        """Yield the values at these x, checking the environment once; None where `values` has to see to it."""
+        Parameters
+        ----------
+        kind
+            ``"values"``, or that of a `Sweep`.
+        args
+            The arguments.
+        *vectors
+            Of the sweep.
+        """
+        record = self._current(args)
+        if record is None or not record.tape.program.takes(args) or any(
+                getattr(v, "dtype", None) != record.tape.program.dtype for v in vectors):  # fmt: skip
+            return None, False
+        found = record.run(kind, args, *vectors)
+        return (found, kind in record.trusted) if finite(found) else (None, False)
+
+    def batch(self, args: tuple[Any, ...], xs: np.ndarray, first: np.ndarray) -> np.ndarray | None:
+        """Return the values at the columns of xs, (nnz, B), by loops over LANES of them; None where there are none.
+
+        Values that are not finite are NaN: `run` has to see to them. `first` are the values at the first column.
+        """
         record, argnum = self._current(args), self._given[2]
-        usable = record is not None and record.trusted and record.tape.program.takes(args)
-        for x in xs:
-            values = record.tape.values(replaced(args, [argnum], [x])) if record and usable else None
-            yield values if values is not None and finite(values) else None
+        if record is None or "values" not in record.trusted or not record.tape.program.takes(args):
+            return None
+        count, room = xs.shape[1], np.sqrt(np.finfo(first.dtype).eps)
+        found = host_pool.empty(np, (len(first), count), first.dtype)
+        for begin in range(0, count, LANES):
+            part = xs[:, begin : begin + LANES]
+            own = part.shape[1]
+            if own < LANES:
+                part = np.concatenate([part, np.repeat(part[:, -1:], LANES - own, axis=1)], axis=1)
+            with contextlib.nullcontext() if "batch" in record.trusted else _said_if_it_takes_long():
+                values = record.tape.values(replaced(args, [argnum], [part]))
+            if not begin and not np.allclose(values[:, 0], first, rtol=room, atol=room * np.abs(first).max(initial=0)):
+                return None
+            record.trusted.add("batch")
+            found[:, begin : begin + own] = values[:, :own]
+        if not finite(found.reshape(-1)):
+            found[:, ~np.isfinite(found).all(axis=0)] = np.nan
+        return found
 
     def _current(self, args: tuple[Any, ...]) -> _Record | None:
         """Return the record for x of this dtype, if there is one whose environment is as it was."""
@@ -131,15 +177,15 @@ class TapeDerivatives:
         record = self._records[dtype]
         return self._changed(args) if record is not None and not record.environment.holds() else record
 
-    def compare(self, args: tuple[Any, ...], values: np.ndarray, expected: np.ndarray) -> None:
-        """Trust the tape if its values are the interpreter's and most are not 0, or use it no more."""
+    def compare(self, kind: str, args: tuple[Any, ...], values: np.ndarray, expected: np.ndarray) -> None:
+        """Trust results of this kind if they are the interpreter's and most are not 0, or use the tape no more."""
         dtype = args[self._given[2]].dtype
         room = np.sqrt(np.finfo(values.dtype).eps)
         scale = np.abs(expected).max(initial=0)
         if np.allclose(values, expected, rtol=room, atol=room * scale):
             record = self._records[dtype]
             if record is not None and 2 * np.count_nonzero(expected) >= expected.size:
-                record.trusted = True
+                record.trusted.add(kind)
         else:
             self._refuse(dtype, "its values differ from the interpreter's")
 
@@ -181,26 +227,32 @@ class TapeDerivatives:
     def _record(self, args: tuple[Any, ...]) -> Exception | None:
         """Record and compile; return an error instead, if there is one."""
         _, of, argnum, varies, pattern, scalar, _ = self._given
-        start, dtype = time.perf_counter(), args[argnum].dtype
+        dtype = args[argnum].dtype
         try:
             environment = self._environment(args)
             floats = [place for place, arg in enumerate(args) if varies(place, arg)]
             tape = plan_tape(of, args, argnum, floats, pattern, scalar)
             if not environment.holds():
                 raise UnrecordedError("The function changes what it finds outside, and cannot be compiled")
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), _said_if_it_takes_long():
                 tape.values(args)  # compiles
         except Exception as error:  # whatever a compiler raises: the function can be interpreted
             self._refuse(dtype, str(error) if isinstance(error, SparseBPError) else repr(error))
             return error
         self.reason = ""
         self._records[dtype] = _Record(tape, environment)
-        seconds = time.perf_counter() - start
-        if seconds > PATIENCE and sys.stderr is not None:
-            print(f"sparsebp: recorded and compiled the derivatives of a function in {seconds:.0f} s; "
-                  "the machine code is kept on disk", file=sys.stderr, flush=True)  # fmt: skip
         return None
 
 
 PATIENCE = 2.0
 """Seconds of compilation about which nothing is said."""
+
+
+@contextlib.contextmanager
+def _said_if_it_takes_long() -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - start
+    if seconds > PATIENCE and sys.stderr is not None:
+        print(f"sparsebp: compiled derivatives of a function in {seconds:.0f} s; the machine code is kept on disk",
+              file=sys.stderr, flush=True)  # fmt: skip
