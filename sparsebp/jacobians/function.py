@@ -34,9 +34,8 @@ from sparsebp.core.errors import (
     ShapeError,
     TracingError,
 )
-from sparsebp.jacobians.jacobian import TransposedJacobian
 from sparsebp.jacobians.stored import Plan, read_plan, write_plan
-from sparsebp.jacobians.trees import FlatFunction, flattened, replaced, unflattened
+from sparsebp.jacobians.trees import FlatFunction, flattened, joined, replaced, unflattened
 from sparsebp.patterns.bicoloring import color_both, sources
 from sparsebp.patterns.pattern import (
     SparsityPattern,
@@ -267,6 +266,10 @@ class SparseJacobian:
             why = "its pattern was given, so it may branch on values" if tape is not None else "it is not one of NumPy"
             raise OptionError("The function cannot be compiled", expected="a function of NumPy, traced", got=why)
         tape.plan(args)
+        kind, dtype = np.generic if self._scalar else np.ndarray, args[self._argnum].dtype
+        self._by_loops = not self._flat.has_aux and all(
+            isinstance(leaf, kind) and leaf.dtype == dtype for leaf in flattened(self._function.outcome(args))[0]
+        )
         return tape, ""
 
     def describe(self) -> str:
@@ -280,6 +283,8 @@ class SparseJacobian:
         return f"{self!r}: {self._tape.describe() if self._tape is not None else 'interpreted: ' + self._interpreted}"
 
     _scalar = False
+    _by_loops = False
+    """Whether f's values, too, come from the tape."""
 
     def _colored(self, args: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
         """Return colours of rows and columns along which directions take the least time: of one mode, or of both."""
@@ -373,16 +378,52 @@ class SparseJacobian:
             return backend.namespace(xs).stack(list(samples), axis=1)
         first = replaced(args, [self._argnum], [xs[:, 0]])
         values, rest = self._at(first), xs.T[1:]  # checks, and compiles
-        found: Any = [None] * len(rest)
+
+        def at(x: Any) -> Array:
+            return self._at(replaced(args, [self._argnum], [x]))
+
         if self._tape is None and len(rest):
             mapped = self._function.batch(self._swept, args, xs)
             if mapped is not None:
                 return mapped
-        elif self._tape is not None and self._has_constants(args):
-            found = self._tape.batch(first, np.ascontiguousarray(rest))
-        samples = (self._at(replaced(args, [self._argnum], [x])) if own is None else own
-                   for x, own in zip(rest, found, strict=True))  # fmt: skip
-        return self._function.stacked(itertools.chain([values], samples), (self.pattern.nnz, xs.shape[1]), xs)
+        elif self._tape is not None and len(rest) > 1 and self._has_constants(args):
+            found = self._tape.batch(first, xs, values)
+            if found is not None:
+                for sample in np.flatnonzero(np.isnan(found[0])).tolist():
+                    found[:, sample] = at(xs[:, sample])
+                return found
+        return self._function.stacked(itertools.chain([values], map(at, rest)), (self.pattern.nnz, xs.shape[1]), xs)
+
+    def value(self, *args: Any) -> Any:
+        """Return what f returns, without the other data of ``has_aux=True``.
+
+        Parameters
+        ----------
+        *args
+            The arguments of f.
+
+        Returns
+        -------
+        Array, or a tree of them
+            Of compiled functions, by their loops, which round differently.
+        """
+        value = self._value(self._checked_args(args))
+        return value[0] if self._flat.has_aux else value
+
+    def _value(self, args: tuple[Any, ...]) -> Any:
+        """Return what f returns, with other data."""
+        found: list[Any] = []
+
+        def called(here: tuple[Any, ...]) -> np.ndarray:
+            y = self._function.outcome(here)
+            if here is args:  # rather than copies of arrays on a device
+                found.append(y)
+            return np.reshape(joined(flattened(y)[0]), -1)
+
+        if not self._by_loops:
+            return self._function.outcome(args)
+        flat = self._by_tape("value", args, (), called)
+        return found[0] if found else flat[0] if self._scalar else self._flat.y.tree(flat)
 
     def jvp(self, v: Any, *args: Any) -> Any:
         """Return the product with a vector, J v, without the matrix: one derivative along v.
@@ -400,7 +441,6 @@ class SparseJacobian:
             Of the shapes of y.
         """
         args = self._checked_args(args)
-        self._prepare(args)
         return self._flat.rows.tree(self._product("forward", args, self._flat.x.vector("v", v)))
 
     def vjp(self, w: Any, *args: Any) -> Any:
@@ -419,18 +459,11 @@ class SparseJacobian:
             Of the shapes of x.
         """
         args = self._checked_args(args)
-        self._prepare(args)
         return self._flat.x.tree(self._product("reverse", args, self._flat.rows.vector("w", w)))
 
     def _product(self, mode: Mode, args: tuple[Any, ...], v: Any) -> Any:
-        if backend.is_on_device(v) or backend.is_on_device(args[self._argnum]):
-            backend.namespace(v=v, x=args[self._argnum])
-            matrix = TransposedJacobian(self.pattern, self._at(args))
-            return (matrix if mode == "forward" else matrix.T) @ v
-        if self._tape is not None:
-            matrix = self.pattern.to_scipy(self._at(args))
-            return (matrix if mode == "forward" else matrix.T) @ v
-        return (self._function.forward if mode == "forward" else self._function.reverse)(args, v[None])[0]
+        along = self._function.forward if mode == "forward" else self._function.reverse
+        return self._by_tape("jvp" if mode == "forward" else "vjp", args, (v,), lambda args, v: along(args, v[None])[0])
 
     def value_and_jacobian(self, *args: Any) -> tuple[Any, Any]:
         """Return what f returns, with the other data of ``has_aux=True``, and the Jacobian.
@@ -449,7 +482,7 @@ class SparseJacobian:
         """
         args = self._checked_args(args)
         matrix = self._matrix(args)
-        return self._function.outcome(args), matrix
+        return self._value(args), matrix
 
     def blocks(self, matrix: Any) -> Any:
         """Split a matrix by the arrays of y and x.
@@ -490,7 +523,7 @@ class SparseJacobian:
         matrix = self._matrix(args)
         if check:
             self._check(matrix.get() if backend.is_on_device(matrix.data) else matrix, backend.from_device(args))
-        return (matrix, self._function.outcome(args)[1]) if self._flat.has_aux else matrix
+        return (matrix, self._value(args)[1]) if self._flat.has_aux else matrix
 
     def _matrix(self, args: tuple[Any, ...]) -> Any:
         values = self._at(args)
@@ -536,16 +569,30 @@ class SparseJacobian:
         return tuple(arg if varies else own for arg, own, varies in zip(args, here, floats, strict=True))
 
     def _at(self, args: tuple[Any, ...]) -> Array:
+        return self._by_tape("values", args, (), self._swept)
+
+    def _by_tape(self, kind: Any, args: tuple[Any, ...], vectors: tuple[Any, ...], others: Callable[..., Any]) -> Any:
+        """Return what the tape gives, or `others`, with which its first results of each kind are compared."""
         self._prepare(args)
+        if any(map(backend.is_on_device, (args[self._argnum], *vectors))):
+            backend.namespace(args[self._argnum], *vectors)
         if self._tape is None or not self._has_constants(args):
-            return self._swept(args)
-        values, trusted = self._tape.values(args)
-        if values is None or not trusted:
-            found = self._swept(args)
-            if values is not None:
-                self._tape.compare(args, values, found)
-            return found
-        return values
+            return self._interpret(others, args, vectors)
+        values, trusted = self._tape.run(kind, args, *vectors)
+        if values is not None and trusted:
+            return values
+        expected = self._interpret(others, args, vectors)
+        if values is not None:
+            self._tape.compare(kind, args, values, expected)
+        return expected
+
+    def _interpret(self, others: Callable[..., Any], args: tuple[Any, ...], vectors: tuple[Any, ...]) -> Any:
+        """Return a function of the arguments and vectors; of arrays on a device, by copies on the host."""
+        x = args[self._argnum]
+        if not backend.is_on_device(x):
+            return others(args, *vectors)
+        found = others(backend.from_device(args), *backend.from_device(vectors))
+        return backend.as_namespace(found, backend.namespace(x))
 
     def _prepare(self, args: tuple[Any, ...]) -> None:
         """Check x, and compare the function with its trace, unless that was done."""
@@ -553,7 +600,7 @@ class SparseJacobian:
         if len(x) != self._size:
             raise ShapeError("x has another length than before", expected=f"({self._size},)", got=tuple(x.shape))
         if not self._compared:
-            self._function.compare(backend.from_device(args))
+            self._function.compare(args)
             self._compared = True
 
     def _has_constants(self, args: tuple[Any, ...]) -> bool:
@@ -563,8 +610,6 @@ class SparseJacobian:
 
     def _swept(self, args: tuple[Any, ...]) -> Array:
         """Return the values by directions, one for each colour."""
-        if backend.is_on_device(x := args[self._argnum]):
-            return backend.as_namespace(self._swept(backend.from_device(args)), backend.namespace(x))
         parts, entries = [], []
         for sweeps in self._sweeps:
             for seeds, whose, *where in sweeps.blocks():
@@ -666,6 +711,28 @@ class SparseHessian(SparseJacobian):
             Shape (n, n).
         """
         return self.value_and_jacobian(*args)
+
+    def gradient(self, *args: Any) -> Any:
+        """Return the gradient, by one reverse sweep.
+
+        Parameters
+        ----------
+        *args
+            The arguments of g.
+
+        Returns
+        -------
+        Array, or a tree of them
+            Of the shapes of x.
+        """
+        args = self._checked_args(args)
+        one = _one(args[self._argnum]) if self._tape is not None else None
+        return self._flat.x.tree(self._by_tape("vjp", args, (one,), lambda args, _: self._function.gradient(args)))
+
+    def _product(self, mode: Mode, args: tuple[Any, ...], v: Any) -> Any:
+        along = self._function.reverse if self.mode == "reverse" else self._function.forward
+        one = _one(v) if self._tape is not None else None
+        return self._by_tape("hvp", args, (v, one), lambda args, v, _: along(args, v[None])[0])
 
     def _colored(self, args: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
         """Colour stars; products with the matrix and with its transpose are the same."""
@@ -780,6 +847,12 @@ def _from_device(tree: Any) -> Any:
     return unflattened(structure, iter(backend.from_device(tuple(leaves))))
 
 
+def _one(like: Any) -> Array:
+    """Return a vector of one 1, of the dtype of an array and where it is."""
+    xp = backend.namespace(like) if backend.is_on_device(like) else np
+    return xp.ones(1, getattr(like, "dtype", None))
+
+
 def _number(colors: np.ndarray) -> int:
     return int(colors.max(initial=-1)) + 1
 
@@ -859,6 +932,9 @@ class Differentiable(Protocol):
 
     def outcome(self, args: tuple[Any, ...]) -> Any:
         """Return what f returns, with other data."""
+
+    def gradient(self, args: tuple[Any, ...]) -> Any:
+        """Return the gradient of a scalar function."""
 
     def batch(self, values: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...], xs: Any) -> Any:
         """Return the values at the columns of xs by one mapped call of a function of the arguments, or None."""

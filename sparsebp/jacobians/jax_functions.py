@@ -207,6 +207,11 @@ class JaxFunction(NumpyFunction):
         """Return what f returns, with other data."""
         return self.f.outcome(*replaced(args, [self.argnum], [jnp.asarray(args[self.argnum])]))
 
+    def gradient(self, args: tuple[Any, ...]) -> Any:
+        """Return the gradient of a scalar function."""
+        found = self._run("gradient", lambda f: f, args)
+        return np.array(found) if isinstance(args[self.argnum], np.ndarray) else found
+
     def batch(self, values: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...], xs: Any) -> Any:
         """Return the values at the columns of xs, by one compiled program; errors are raised by a call of their own."""
         given, places = self._varying(args), self._given

@@ -954,6 +954,7 @@ class NumpyFunction:
 
     def compare(self, args: tuple[Any, ...]) -> None:
         """Compare the function with what it computes when it is traced, which `isinstance` may tell apart."""
+        args = backend.from_device(args)
         x, f = np.array(backend.asarray("x", args[self.argnum])), self._alone(args)
         try:
             with np.errstate(all="ignore"):
@@ -1048,8 +1049,13 @@ class NumpyFunction:
         return found
 
     def outcome(self, args: tuple[Any, ...]) -> Any:
-        """Return what f returns, with other data."""
+        """Return what f returns, with other data; of arrays on a device, by copies on the host."""
+        args = backend.from_device(args)
         return self.f.outcome(*replaced(args, [self.argnum], [np.array(args[self.argnum])]))
+
+    def gradient(self, args: tuple[Any, ...]) -> Any:
+        """Return the gradient of a scalar function."""
+        return plain(_output(self.of_x(args)(np.array(args[self.argnum]))))
 
     def batch(self, values: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...], xs: Any) -> Any:
         """There is no mapped call in NumPy."""

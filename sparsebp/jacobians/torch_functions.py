@@ -254,6 +254,13 @@ class TorchFunction:
         x = self.at(args)[1].requires_grad_(getattr(args[self.argnum], "requires_grad", False)).clone()
         return self.f.outcome(*replaced(args, [self.argnum], [x]))
 
+    def gradient(self, args: tuple[Any, ...]) -> Any:
+        """Return the gradient of a scalar function."""
+        f, x = self.at(args)
+        with self._refusals(args), _one_at_a_time:
+            found = f(x).detach()
+        return found.numpy() if isinstance(args[self.argnum], np.ndarray) else found
+
     def batch(self, values: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...], xs: Any) -> Any:
         """Return the values at the columns of xs by one mapped call, or None where PyTorch cannot map the function."""
 

@@ -211,8 +211,13 @@ def test_from_end_to_end():
         assert "compiled as CUDA kernels, " in jac.describe()
         np.testing.assert_allclose(jac(*there, check=True).get().toarray(), expected(*args).toarray(), rtol=1e-9)
         v, w = RNG.standard_normal(jac.pattern.shape[1]), RNG.standard_normal(jac.pattern.shape[0])
-        cupy.testing.assert_allclose(jac.jvp(cupy.asarray(v), *there), expected(*args) @ v, rtol=1e-9)
-        cupy.testing.assert_allclose(jac.vjp(cupy.asarray(w), *there), w @ expected(*args), rtol=1e-9)
+        for _ in range(2):
+            cupy.testing.assert_allclose(jac.jvp(cupy.asarray(v), *there), expected(*args) @ v, rtol=1e-9)
+            cupy.testing.assert_allclose(jac.value(*there), f(*args), rtol=1e-12)
+            if make is sb.sparse_jacobian:
+                cupy.testing.assert_allclose(jac.vjp(cupy.asarray(w), *there), w @ expected(*args), rtol=1e-9)
+            else:
+                cupy.testing.assert_allclose(jac.gradient(*there), expected.gradient(*args), rtol=1e-9)
         xs = np.stack([args[0], 2 * args[0]], axis=1)
         batch = jac.batch(cupy.asarray(xs), *there[1:])
         cupy.testing.assert_allclose(batch, expected.batch(xs, *args[1:]), rtol=1e-9, atol=1e-9)

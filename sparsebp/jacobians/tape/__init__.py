@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import numpy as np
 
 from sparsebp import kernels
-from sparsebp.core import backend
+from sparsebp.core import backend, host_pool
 from sparsebp.core.check import Array
 from sparsebp.core.errors import PatternError, SparseBPError
 from sparsebp.jacobians.tape.chain import HessianTape, JacobianTape, Program, keys_of
 from sparsebp.jacobians.tape.environment import Environment
 from sparsebp.jacobians.tape.expressions import UnrecordedError
-from sparsebp.jacobians.tape.loops import finite
+from sparsebp.jacobians.tape.loops import LANES, finite
 from sparsebp.jacobians.tape.record import Group, Recorder
+from sparsebp.jacobians.tape.sweeps import Kind, Sweep
 from sparsebp.jacobians.trees import replaced
 from sparsebp.patterns.pattern import SparsityPattern
 
@@ -67,11 +69,24 @@ def plan_tape(
 
 
 class _Record:
-    """A tape for x of one dtype and device, and the environment in which it was recorded."""
+    """A tape for x of one dtype and device, its sweeps, and the environment in which it was recorded."""
 
     def __init__(self, tape: JacobianTape | HessianTape, environment: Environment) -> None:
         self.tape, self.environment = tape, environment
-        self.trusted = False  # until it was compared
+        self.trusted = set[str]()  # kinds of results that were compared
+        self._sweeps: dict[str, Sweep] = {}
+
+    def run(self, kind: Kind | Literal["values"], args: tuple[Any, ...], *vectors: Array) -> Array:
+        """Return values on the pattern, or the result of a sweep, which is planned and compiled the first time."""
+        if kind == "values":
+            return self.tape.values(args)
+        sweep = self._sweeps.get(kind)
+        if sweep is None:
+            with _said_if_it_takes_long():
+                sweep = Sweep(self.tape.program, self.tape.outputs, kind)
+                sweep(args, *vectors)
+            self._sweeps[kind] = sweep
+        return sweep(args, *vectors)
 
 
 class TapeDerivatives:
@@ -113,25 +128,53 @@ class TapeDerivatives:
         return "; ".join(f"compiled{' as CUDA kernels' * device}, {tape}" for device, tape in found.items()) or (
             f"interpreted: {self.reason}")  # fmt: skip
 
-    def values(self, args: tuple[Any, ...]) -> tuple[Array | None, bool]:
-        """Return the values on the pattern, if the tape gives them, and whether they need not be compared."""
-        record = self._current(args)
-        if record is None or not record.tape.program.takes(args):
-            return None, False
-        values = record.tape.values(args)
-        if record.tape.program.device is None:
-            usable = finite(values)
-        else:
-            usable = bool(record.tape.program.xp.isfinite(values).all())  # synchronize!
-        return (values, record.trusted) if usable else (None, False)
+    def run(self, kind: Kind | Literal["values"], args: tuple[Any, ...], *vectors: Array) -> tuple[Array | None, bool]:
+        """Return the values on the pattern, or what a sweep gives, if the tape does; and whether it was compared.
 
-    def batch(self, args: tuple[Any, ...], xs: Iterable[np.ndarray]) -> Iterator[np.ndarray | None]:
-        """Yield the values at these x, checking the environment once; None where `values` has to see to it."""
+        Parameters
+        ----------
+        kind
+            ``"values"``, or that of a `Sweep`.
+        args
+            The arguments.
+        *vectors
+            Of the sweep.
+        """
+        record = self._current(args)
+        if record is None or not record.tape.program.takes(args) or any(
+                getattr(v, "dtype", None) != record.tape.program.dtype for v in vectors):  # fmt: skip
+            return None, False
+        found = record.run(kind, args, *vectors)
+        if record.tape.program.device is None:
+            usable = finite(found)
+        else:
+            usable = bool(record.tape.program.xp.isfinite(found).all())  # synchronize!
+        return (found, kind in record.trusted) if usable else (None, False)
+
+    def batch(self, args: tuple[Any, ...], xs: np.ndarray, first: np.ndarray) -> np.ndarray | None:
+        """Return the values at the columns of xs, (nnz, B), by loops over LANES of them; None where there are none.
+
+        Values that are not finite are NaN: `run` has to see to them. `first` are the values at the first column.
+        """
         record, argnum = self._current(args), self._given[2]
-        usable = record is not None and record.trusted and record.tape.program.takes(args)
-        for x in xs:
-            values = record.tape.values(replaced(args, [argnum], [x])) if record and usable else None
-            yield values if values is not None and finite(values) else None
+        if record is None or "values" not in record.trusted or not record.tape.program.takes(args):
+            return None
+        count, room = xs.shape[1], np.sqrt(np.finfo(first.dtype).eps)
+        found = host_pool.empty(np, (len(first), count), first.dtype)
+        for begin in range(0, count, LANES):
+            part = xs[:, begin : begin + LANES]
+            own = part.shape[1]
+            if own < LANES:
+                part = np.concatenate([part, np.repeat(part[:, -1:], LANES - own, axis=1)], axis=1)
+            with contextlib.nullcontext() if "batch" in record.trusted else _said_if_it_takes_long():
+                values = record.tape.values(replaced(args, [argnum], [part]))
+            if not begin and not np.allclose(values[:, 0], first, rtol=room, atol=room * np.abs(first).max(initial=0)):
+                return None
+            record.trusted.add("batch")
+            found[:, begin : begin + own] = values[:, :own]
+        if not finite(found.reshape(-1)):
+            found[:, ~np.isfinite(found).all(axis=0)] = np.nan
+        return found
 
     def _key(self, args: tuple[Any, ...]) -> Any:
         """Return where the record for these arguments is: by the dtype of x, and its device."""
@@ -146,15 +189,15 @@ class TapeDerivatives:
         record = self._records[key]
         return self._changed(args) if record is not None and not record.environment.holds() else record
 
-    def compare(self, args: tuple[Any, ...], values: Array, expected: Array) -> None:
-        """Trust the tape if its values are the interpreter's and most are not 0, or use it no more."""
+    def compare(self, kind: str, args: tuple[Any, ...], values: Array, expected: Array) -> None:
+        """Trust results of this kind if they are the interpreter's and most are not 0, or use the tape no more."""
         key, values, expected = self._key(args), backend.to_host(values), backend.to_host(expected)
         room = np.sqrt(np.finfo(values.dtype).eps)
         scale = np.abs(expected).max(initial=0)
         if np.allclose(values, expected, rtol=room, atol=room * scale):
             record = self._records[key]
             if record is not None and 2 * np.count_nonzero(expected) >= expected.size:
-                record.trusted = True
+                record.trusted.add(kind)
         else:
             self._refuse(key, "its values differ from the interpreter's")
 
@@ -169,11 +212,10 @@ class TapeDerivatives:
         PatternError
             The function has derivatives now where it had none.
         """
-        key = self._key(args)
+        key, here = self._key(args), backend.from_device(args)
         if self._waiting is not None and self._waiting.holds():
             self._record(args)
             return self._records[key]
-        here = backend.from_device(args)
         pattern, found = self._given[4], self._given[6](here)
         if found.shape != pattern.shape or not np.isin(keys_of(found), keys_of(pattern), assume_unique=True).all():
             raise PatternError("What the function finds outside of its arguments has changed, and its pattern with it",
@@ -197,28 +239,33 @@ class TapeDerivatives:
     def _record(self, args: tuple[Any, ...]) -> Exception | None:
         """Record and compile; return an error instead, if there is one."""
         _, of, argnum, varies, pattern, scalar, _ = self._given
-        start, key, xp = time.perf_counter(), self._key(args), backend.namespace(args[argnum])
+        key, here, xp = self._key(args), backend.from_device(args), backend.namespace(args[argnum])
         try:
-            here = backend.from_device(args)
             environment = self._environment(here)
             floats = [place for place, arg in enumerate(here) if varies(place, arg)]
             device = None if backend.is_host(xp) else kernels.on_device(xp)
             tape = plan_tape(of, here, argnum, floats, pattern, scalar, device)
             if not environment.holds():
                 raise UnrecordedError("The function changes what it finds outside, and cannot be compiled")
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), _said_if_it_takes_long():
                 tape.values(args)  # compiles
         except Exception as error:  # whatever a compiler raises: the function can be interpreted
             self._refuse(key, str(error) if isinstance(error, SparseBPError) else repr(error))
             return error
         self.reason = ""
         self._records[key] = _Record(tape, environment)
-        seconds = time.perf_counter() - start
-        if seconds > PATIENCE and sys.stderr is not None:
-            print(f"sparsebp: recorded and compiled the derivatives of a function in {seconds:.0f} s; "
-                  "the machine code is kept on disk", file=sys.stderr, flush=True)  # fmt: skip
         return None
 
 
 PATIENCE = 2.0
 """Seconds of compilation about which nothing is said."""
+
+
+@contextlib.contextmanager
+def _said_if_it_takes_long() -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - start
+    if seconds > PATIENCE and sys.stderr is not None:
+        print(f"sparsebp: compiled derivatives of a function in {seconds:.0f} s; the machine code is kept on disk",
+              file=sys.stderr, flush=True)  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from sparsebp.core import graphs, host_pool
 from sparsebp.core.check import Array
 from sparsebp.jacobians.tape.device import DeviceLoop, DeviceMultiplied
 from sparsebp.jacobians.tape.expressions import Expression, evaluated, gradient, leaves_of, renumbered
-from sparsebp.jacobians.tape.loops import LANES, Leaf, Loop, Root, compiled
+from sparsebp.jacobians.tape.loops import LANES, Leaf, Loop, Root, Where, compiled
 from sparsebp.jacobians.tape.record import Group, Linear, Recorder, used
 from sparsebp.patterns.pattern import SparsityPattern
 from sparsebp.products.product import ProductPlan, plan_product
@@ -136,14 +136,15 @@ class Program:
         """Return a loop that runs where the tape does."""
         return Loop(leaves, roots, count) if self.device is None else DeviceLoop(self.device, leaves, roots, count)
 
-    def multiplied(self, matrix: Any, places: np.ndarray, to: np.ndarray, *, adds: bool = False) -> Multiplied:
+    def multiplied(self, matrix: Any, places: np.ndarray, to: np.ndarray, where: Where = "numbers",
+                   *, adds: bool = False) -> Multiplied | DeviceMultiplied:  # fmt: skip
         """Return a product with a constant matrix that runs where the tape does."""
         if self.device is None:
-            return Multiplied(matrix, places, to, adds=adds)
-        return cast(Multiplied, DeviceMultiplied(self.device, matrix, places, to, adds=adds))
+            return Multiplied(matrix, places, to, where, adds=adds)
+        return DeviceMultiplied(self.device, matrix, places, to, where, adds=adds)
 
     def numbers(self, args: tuple[Any, ...], array: Arrays) -> Array:
-        """Return the numbers, with arguments and constants in place, and zeros for sums; of a batch, x is (n, LANES)."""
+        """Return the numbers: arguments and constants in place, and zeros for sums. x of a batch has LANES columns."""
         found = array("numbers", self.size, self._fill)
         for place, start, shape in self.inputs:
             value = args[place] if place == self.argnum or not shape else columns(args[place].ravel(), found)
@@ -248,12 +249,12 @@ class Out:
             if not writers[block.part].any() and block.part.start not in final and len(block.keys):
                 self.constant[block.part.start] = self._kept_start[block.part]
             elif not stored[block.part].all() and not (block.part.start in later and len(block.keys)):
-                self._copied.append(block.part)
+                self._copied.append((block.part, not self.start[block.part].any()))
 
     def begin(self, found: Array) -> Array:
         """Return an array, ready for loops to add to."""
-        for part in self._copied:
-            found[part] = columns(self._kept_start[part], found)
+        for part, zero in self._copied:
+            found[part] = 0 if zero else columns(self._kept_start[part], found)
         return found
 
     def part(self, array: Array, block: Block) -> Array:
@@ -347,10 +348,10 @@ class Chain:
         first: dict[tuple[int, int], Any] = {}  # the first product of each target, and whether it is all of it
         for at, *_, plan in products:
             first.setdefault(at, plan if np.array_equal(keys_of(plan.pattern), sets[at]) else None)
-        own = {at: self.out.block(_distinct(keys[at])) if first.get(at) else self.blocks[at] for at in keys}
+        local_at = {at: self.out.block(_distinct(keys[at])) if first.get(at) else self.blocks[at] for at in keys}
         for at, found in keys.items():
             for entry, wanted in zip(entries[at[0]], found, strict=True):
-                self.out.write(entry.value, own[at].find(wanted), entry.stage)
+                self.out.write(entry.value, local_at[at].find(wanted), entry.stage)
         results = [self.blocks[d, X] for d in top]
         whole = [self.blocks[at] for at, plan in first.items() if plan]
         self.out.finish([*results, *(self.blocks[at] for at, *_ in products)], whole)
@@ -358,8 +359,8 @@ class Chain:
         for at, left, right, plan in products:
             target = self.blocks[at]
             starts = first[at] is plan
-            block = own[at] if starts else None
-            of = own[at].keys if starts else keys_of(plan.pattern)
+            block = local_at[at] if starts else None
+            of = keys_of(plan.pattern) if block is None else block.keys
             places = target.find(of)
             add = added(program, np.where(places < 0, -1, places - target.part.start), len(target.keys))
             self.products.append(Product(target, self.blocks[left], self.blocks[right], plan, block, add))
@@ -431,11 +432,13 @@ class Chain:
         for target, left, right, plan, block, add in self.products:
             a, b = self.out.part(out, left), self.out.part(out, right)
             to = result if self.apart and target.part.start == 0 and result is not None else self.out.part(out, target)
-            if block is None:
-                add(plan.form("c", a, b, array("product", self.most)[: plan.pattern.nnz]), to)
+            product = array("product", self.most)[: plan.pattern.nnz] if block is None else to
+            if a.ndim == b.ndim == 1 < to.ndim:  # of constants
+                product[:] = plan.form("c", a, b)[:, None]
             else:
-                plan.form("c", a, b, to)
-                add(self.out.part(out, block), to)
+                plan.form("c", a, b, product)
+            local = product if block is None else self.out.part(out, block)
+            add(local if local.ndim == to.ndim else np.repeat(local[:, None], LANES, axis=1), to)
         return out[: self.size] if result is None or not self.apart else result
 
 
@@ -478,7 +481,7 @@ def turn_of(group: Group, roots: list[Root], *others: Leaf) -> Turn:
 
 
 def steps_of(program: Program, roots: dict[int, list[Root]], read: np.ndarray,
-             outputs: tuple[Group, ...] = ()) -> list[Loop | Multiplied]:  # fmt: skip
+             outputs: tuple[Group, ...] = ()) -> list[Any]:  # fmt: skip
     """Return what to run, in order: loops that write roots, and store the numbers that these, or later ones, read.
 
     `roots`: by the number of their stage; -1 and below are outputs. `read`: numbers that others read.
@@ -508,41 +511,42 @@ def steps_of(program: Program, roots: dict[int, list[Root]], read: np.ndarray,
 
 
 MULTIPLY = """# smooth, with subnormal numbers
-def run(data, indices, indptr, x, y, to, adds):
+def run(data, indices, indptr, x, to, adds):
     for i in range(len(to)):
-        total = y[np.uint64(to[i])] if adds else data.dtype.type(0)
+        total = x[np.uint64(to[i])] if adds else data.dtype.type(0)
         for k in range(indptr[i], indptr[i + 1]):
             total += data[np.uint64(k)] * x[np.uint64(indices[k])]
-        y[np.uint64(to[i])] = total
+        x[np.uint64(to[i])] = total
 """
 
 
 class Multiplied:
-    """A constant matrix, which multiplies numbers at `places`; their products are stored, or added, at others."""
+    """A constant matrix times what stands at `places` of an array; the products are stored, or added, at others."""
 
-    def __init__(self, matrix: Any, places: np.ndarray, to: np.ndarray, *, adds: bool = False) -> None:
-        self._matrix, self._places, self._adds = matrix, _range(places), adds
+    def __init__(self, matrix: Any, places: np.ndarray, to: np.ndarray, where: Where = "numbers",
+                 *, adds: bool = False) -> None:  # fmt: skip
+        self._matrix, self._places, self._where, self._adds = matrix, _range(places), where, adds
         self._indices = places[matrix.indices].astype(np.uint32)
         self._indptr, self._to = matrix.indptr.astype(np.int64), to.astype(np.uint32)
 
-    def __call__(self, x: np.ndarray, y: np.ndarray) -> None:
-        """Multiply numbers of x, and store the products in y."""
+    def __call__(self, numbers: np.ndarray, adjoints: np.ndarray, out: np.ndarray) -> None:
+        """Multiply, in the array that it is for."""
+        x = numbers if self._where == "numbers" else adjoints if self._where == "adjoints" else out
         if x.ndim == 1:
-            compiled(MULTIPLY)(self._matrix.data, self._indices, self._indptr, x, y, self._to, self._adds)
-        elif self._adds:
-            y[self._to] += self._matrix @ x[self._places]
+            compiled(MULTIPLY)(self._matrix.data, self._indices, self._indptr, x, self._to, self._adds)
         else:
-            y[self._to] = self._matrix @ x[self._places]
+            products = self._matrix @ x[self._places]
+            x[self._to] = x[self._to] + products if self._adds else products
 
 
-def transposed(program: Program, matrix: Any, places: np.ndarray, to: np.ndarray) -> Multiplied:
+def transposed(program: Program, matrix: Any, places: np.ndarray, to: np.ndarray, where: Where = "adjoints") -> Any:
     """Return the product with a transposed matrix, of what stands at `to`; -1 among `places` is nowhere."""
     from scipy.sparse import csr_array
 
     inside = np.flatnonzero(places >= 0)
     rows, row = np.unique(places[inside], return_inverse=True)  # numbers may be read several times
     spread = csr_array((np.ones(len(inside), matrix.dtype), (row, inside)), (len(rows), len(places)))
-    return program.multiplied((spread @ matrix.T.tocsr()).tocsr(), to, rows, adds=True)
+    return program.multiplied((spread @ matrix.T.tocsr()).tocsr(), to, rows, where, adds=True)
 
 
 def _range(places: np.ndarray) -> Any:
@@ -609,15 +613,6 @@ def note_read(read: np.ndarray, group: Group, roots: list[Root]) -> None:
             read[group.leaves[k]] = True
 
 
-def run_steps(steps: list[Loop | Multiplied], numbers: Array, out: Array) -> None:
-    """Run loops and products with matrices."""
-    for step in steps:
-        if isinstance(step, Loop):
-            step(numbers, out, out)
-        else:
-            step(numbers, numbers)
-
-
 def described(program: Program, steps: Iterable[Any], products: int) -> str:
     """Say of what a tape consists."""
     loops = sum(isinstance(step, Loop) for step in steps)
@@ -632,7 +627,7 @@ class JacobianTape:
 
     def __init__(self, program: Program, outputs: tuple[Group, ...], pattern: SparsityPattern) -> None:
         self.program = program
-        outputs = tuple(used(group) for group in outputs)
+        self.outputs = outputs = tuple(used(group) for group in outputs)
         self.chain = Chain(program, np.zeros(program.size, bool), outputs, pattern)
         self.steps = steps_of(program, self.chain.out.roots, np.zeros(program.size, bool), outputs)
         self._buffers = Buffers(program)
@@ -644,10 +639,12 @@ class JacobianTape:
             numbers = program.numbers(args, array)
             if not self.chain.products:  # what the loops fill is the result
                 out = local.begin(program.xp.empty((len(local.start), *numbers.shape[1:]), program.dtype))
-                run_steps(self.steps, numbers, out)
+                for step in self.steps:
+                    step(numbers, out, out)
                 return self.chain.run(out, array)
             out = local.begin(array("local", len(local.start)))
-            run_steps(self.steps, numbers, out)
+            for step in self.steps:
+                step(numbers, out, out)
             result = host_pool.empty(program.xp, (self.chain.size, *numbers.shape[1:]), program.dtype)
             found = self.chain.run(out, array, result)
             return found if found is result else found.copy()
@@ -662,6 +659,7 @@ class HessianTape:
 
     def __init__(self, program: Program, output: int, pattern: SparsityPattern) -> None:
         self.program, n, self._buffers = program, program.n, Buffers(program)
+        self.outputs = (Group(program.table.make("leaf", 0), (np.array([output]),), np.zeros(1, np.int64), False),)
         self.output, level, stages = output, program.level, program.stages
         self.pattern = pattern
         alive = np.zeros(program.size, bool)  # whose adjoints are not zero
@@ -752,10 +750,12 @@ class HessianTape:
             places = [np.where(of_p[at] == k, at, len(of_p)) for at, k in zip(places, (both, mirrored), strict=True)]
         mine = np.flatnonzero((places[0] < len(of_p)) | (places[1] < len(of_p)))
         make = program.table.make
-        root = Root(make("add", make("leaf", 0), make("leaf", 1)), "out", mine, adds=True)
-        spread = program.loop([Leaf("numbers", at[mine]) for at in places], [root], len(mine)) if len(mine) else None
-        transposed = program.kept(jacobian.transpose_permutation.astype(np.intp))
-        self.products = transposed, inner, len(keys), add_wx, add_ww, outer, spread
+        both_sides = Root(make("add", make("leaf", 0), make("leaf", 1)), "out", mine, adds=True)
+        leaves = [Leaf("numbers", at[mine]) for at in places]
+        spread = program.loop(leaves, [both_sides], len(mine)) if len(mine) else None
+        moved = Root(make("leaf", 0), "out", np.arange(jacobian.nnz), adds=False)
+        turn = program.loop([Leaf("numbers", jacobian.transpose_permutation)], [moved], jacobian.nnz)
+        self.products = turn, inner, len(keys), add_wx, add_ww, outer, spread
 
     def _plan_steps(self, wants: np.ndarray) -> None:
         program = self.program
@@ -794,19 +794,17 @@ class HessianTape:
         numbers = program.numbers(args, array)
         local = of_chain.begin(array("local", len(of_chain.start)))
         out = self.out.begin(host_pool.empty(program.xp, (len(self.out.start), *numbers.shape[1:]), program.dtype))
-        run_steps(self.steps, numbers, local)
+        for step in self.steps:
+            step(numbers, local, local)
         adjoints = array("adjoints", self.adjoints + 1)
         adjoints[:] = 0
         adjoints[self.adjoint[self.output]] = 1
         for step in self.back:
-            if isinstance(step, Loop):
-                step(numbers, adjoints, out)
-            else:
-                step(adjoints, adjoints)
+            step(numbers, adjoints, out)
         found = out[: self.pattern.nnz]
         if self.products is None:
             return found
-        transposed, inner, size, add_wx, add_ww, outer, spread = self.products
+        turn, inner, size, add_wx, add_ww, outer, spread = self.products
         jacobian = self.chain.run(local, array)
         q = array("q", size)
         q[:] = 0
@@ -817,7 +815,8 @@ class HessianTape:
         if spread is not None:
             both = array("both", outer.pattern.nnz + 1)
             both[-1] = 0  # read where there is no entry
-            turned = program.xp.take(jacobian, transposed, axis=0, out=array("turned", len(transposed)), mode="clip")
+            turned = array("turned", len(jacobian))
+            turn(jacobian, turned, turned)
             outer.form("c", turned, q, both[:-1])
             spread(both, found, found)
         return found

@@ -14,7 +14,7 @@ import numpy as np
 
 from sparsebp.core import graphs
 from sparsebp.core.check import Array
-from sparsebp.jacobians.tape.loops import Leaf, Loop, Root
+from sparsebp.jacobians.tape.loops import Leaf, Loop, Root, Where
 from sparsebp.kernels.device import emitted
 from sparsebp.kernels.device.launch import WARP
 
@@ -167,22 +167,24 @@ class DeviceLoop(Loop):
 
 
 class DeviceMultiplied:
-    """A constant sparse matrix, which multiplies numbers at `places`; products are stored, or added, at others."""
+    """As `chain.Multiplied`."""
 
-    def __init__(self, device: Any, matrix: Any, places: np.ndarray, to: np.ndarray, *, adds: bool) -> None:
-        self._device, self._adds = device, adds
+    def __init__(self, device: Any, matrix: Any, places: np.ndarray, to: np.ndarray, where: Where,
+                 *, adds: bool) -> None:  # fmt: skip
+        self._device, self._where, self._adds = device, where, adds
         arrays = matrix.indptr.astype(np.int64), places[matrix.indices].astype(np.int64), matrix.data.reshape(-1, 1)
         self._matrix = [graphs.kept(device.xp, array) for array in arrays]
         self._to = graphs.kept(device.xp, to.astype(np.int64))
 
-    def __call__(self, x: Array, y: Array) -> None:
-        """Multiply numbers of x, and store the products in y."""
+    def __call__(self, numbers: Array, adjoints: Array, out: Array) -> None:
+        """Multiply, in the array that it is for."""
+        x = {"numbers": numbers, "adjoints": adjoints, "out": out}[self._where]
         products = self._device.xp.empty(len(self._to), x.dtype)
         self._device.csr_matvec(*self._matrix, x[:, None], products[:, None])
         if self._adds:
-            y[self._to] += products
+            x[self._to] += products
         else:
-            y[self._to] = products
+            x[self._to] = products
 
 
 class Sums:

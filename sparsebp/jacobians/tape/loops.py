@@ -114,9 +114,9 @@ class Loop:
     def _run_batch(self, numbers: np.ndarray, adjoints: np.ndarray, out: np.ndarray) -> None:
         if self._in_lanes is None:
             text = self._text(*self._given, "lanes")  # has the same places, in the same order
-            cuts = cuts_of(self._given[1], self.count, self._work * LANES // GRAIN)
-            self._in_lanes = compiled(text), *cuts
-        self._run_parts(*self._in_lanes, numbers, adjoints, out)
+            self._in_lanes = compiled(text), *cuts_of(self._given[1], self.count, self._work * LANES // GRAIN)
+        run, cuts, phases = self._in_lanes
+        self._run_parts(run, cuts, phases, numbers, adjoints, out)
 
     def _run_parts(self, run: Callable[..., None], cuts: np.ndarray, phases: int, numbers: np.ndarray,
                    adjoints: np.ndarray, out: np.ndarray) -> None:  # fmt: skip
@@ -321,10 +321,10 @@ def translated(text: str) -> Callable[..., None]:
     module = ModuleType(f"{__name__}.{name}")
     sys.modules[module.__name__] = module  # where Numba looks for it when it reads machine code
     function = as_python(text, module, path or f"<{name}>")
-    if hasattr(module, "body"):
+    scope = vars(module)
+    if "body" in scope:
         inner = dict(options, cache=False, no_cpython_wrapper=True, pipeline_class=Body)
-        module.body = numba.njit(**inner)(module.body)
-        module.in_parts = in_parts
+        scope |= {"body": numba.njit(**inner)(scope["body"]), "in_parts": in_parts}
     function = numba.njit(**options)(function)
     if path is not None:
         _compile_unreadable(function._cache)
