@@ -20,6 +20,7 @@ from sparsebp.core.errors import DeviceError, TracingError
 from sparsebp.jacobians.tape import UnrecordedError, device, loops, plan_tape
 from sparsebp.jacobians.tape.expressions import Table, evaluated
 from sparsebp.jacobians.tape.loops import CODE, Leaf, Root
+from sparsebp.jacobians.tape.sweeps import Sweep
 from sparsebp.kernels.device import DeviceKernels, source
 
 needs_numba("products are planned by it")
@@ -73,6 +74,12 @@ CASES = {
 }  # fmt: skip
 
 
+def close(found, expected):
+    for kind, values in expected.items():
+        room = np.sqrt(np.finfo(values.dtype).eps)
+        np.testing.assert_allclose(found[kind], values, room, room * abs(values).max(initial=0), err_msg=kind)
+
+
 def planned(make, f, args, device=None):
     jac = make(f, *args)
     floats = [place for place, arg in enumerate(args) if jac._function.varies(place, arg)]
@@ -86,6 +93,13 @@ def interpreted_loops(monkeypatch):
     monkeypatch.setattr(loops, "_compiled", {})
     monkeypatch.setattr(loops, "translated", run)
     monkeypatch.setattr(graphs, "kept", lambda xp, array: array)
+
+
+def along(tape, x, *others):
+    """What sweeps give: values, and products with vectors."""
+    v, w = (np.cos(np.arange(n)).astype(x.dtype) for n in (len(x), sum(len(group.to) for group in tape.outputs)))
+    vectors = {"value": (), "jvp": (v,), "vjp": (w,), "hvp": (v, w)}
+    return {kind: Sweep(tape.program, tape.outputs, kind)((x, *others), *given) for kind, given in vectors.items()}
 
 
 @pytest.mark.parametrize(("name", "dtype"), [
@@ -105,6 +119,8 @@ def test_in_the_emulator(name, dtype, interpreted_loops):
         room = np.sqrt(np.finfo(dtype).eps)
         np.testing.assert_allclose(found[0], expected, rtol=room, atol=room * abs(expected).max())
     assert tape.describe() == on_host.describe()
+    if name in ("network", "a cube") and dtype == np.float64:  # once: to compile them takes seconds
+        close(along(tape, *args), along(on_host, *args))
 
 
 BOOLS = ("logical_and", "logical_or", "logical_xor", "invert")
@@ -190,10 +206,11 @@ def test_random_programs(interpreted_loops, steps, n, seed, dtype):
                 _, tape = planned(make, g, (x,), InPython(CheckedNumpy(), None))
             except (UnrecordedError, TracingError):
                 continue
-            found, expected = tape.values((x,)), jac.values(x)
+            found, expected, sweeps = tape.values((x,)), jac.values(x), along(tape, x)
         if np.isfinite(found).all():
             room = np.sqrt(np.finfo(dtype).eps) * (1 + abs(expected).max())
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2 * room)
+            close(sweeps, along(planned(make, g, (x,))[1], x))
 
 
 @pytest.mark.gpu
