@@ -377,21 +377,22 @@ class SparseJacobian:
             samples = (self._at(replaced(args, [self._argnum], [x])) for x in xs.T)
             return backend.namespace(xs).stack(list(samples), axis=1)
         first = replaced(args, [self._argnum], [xs[:, 0]])
-        values, rest = self._at(first), xs.T[1:]  # checks, and compiles
 
         def at(x: Any) -> Array:
             return self._at(replaced(args, [self._argnum], [x]))
 
-        if self._tape is None and len(rest):
-            mapped = self._function.batch(self._swept, args, xs)
-            if mapped is not None:
-                return mapped
-        elif self._tape is not None and len(rest) > 1 and self._has_constants(args):
-            found = self._tape.batch(first, xs, values)
+        if self._tape is not None and xs.shape[1] > 2 and self._has_constants(args):
+            self._prepare(first)
+            found = self._tape.batch(first, xs, lambda: self._at(first))
             if found is not None:
                 for sample in np.flatnonzero(np.isnan(found[0])).tolist():
                     found[:, sample] = at(xs[:, sample])
                 return found
+        values, rest = self._at(first), xs.T[1:]  # checks, and compiles
+        if self._tape is None and len(rest):
+            mapped = self._function.batch(self._swept, args, xs)
+            if mapped is not None:
+                return mapped
         return self._function.stacked(itertools.chain([values], map(at, rest)), (self.pattern.nnz, xs.shape[1]), xs)
 
     def value(self, *args: Any) -> Any:

@@ -17,7 +17,7 @@ from sparsebp.core.errors import PatternError, SparseBPError
 from sparsebp.jacobians.tape.chain import HessianTape, JacobianTape, Program, keys_of
 from sparsebp.jacobians.tape.environment import Environment
 from sparsebp.jacobians.tape.expressions import UnrecordedError
-from sparsebp.jacobians.tape.loops import LANES, finite
+from sparsebp.jacobians.tape.loops import LANES, WIDEST, finite
 from sparsebp.jacobians.tape.record import Group, Recorder
 from sparsebp.jacobians.tape.sweeps import Kind, Sweep
 from sparsebp.jacobians.trees import replaced
@@ -151,26 +151,32 @@ class TapeDerivatives:
             usable = bool(record.tape.program.xp.isfinite(found).all())  # synchronize!
         return (found, kind in record.trusted) if usable else (None, False)
 
-    def batch(self, args: tuple[Any, ...], xs: np.ndarray, first: np.ndarray) -> np.ndarray | None:
-        """Return the values at the columns of xs, (nnz, B), by loops over LANES of them; None where there are none.
+    def batch(self, args: tuple[Any, ...], xs: np.ndarray, first: Callable[[], np.ndarray]) -> np.ndarray | None:
+        """Return the values at the columns of xs, (nnz, B), by loops over several of them; None where there are none.
 
-        Values that are not finite are NaN: `run` has to see to them. `first` are the values at the first column.
+        Values that are not finite are NaN: `run` has to see to them. `first` gives the values at the first column.
         """
         record, argnum = self._current(args), self._given[2]
         if record is None or "values" not in record.trusted or not record.tape.program.takes(args):
             return None
-        count, room = xs.shape[1], np.sqrt(np.finfo(first.dtype).eps)
-        found = host_pool.empty(np, (len(first), count), first.dtype)
-        for begin in range(0, count, LANES):
-            part = xs[:, begin : begin + LANES]
+        count = xs.shape[1]
+        found: Any = None
+        for begin in range(0, count, WIDEST):
+            part = xs[:, begin : begin + WIDEST]
             own = part.shape[1]
-            if own < LANES:
-                part = np.concatenate([part, np.repeat(part[:, -1:], LANES - own, axis=1)], axis=1)
-            with contextlib.nullcontext() if "batch" in record.trusted else _said_if_it_takes_long():
+            if missing := -own % LANES:
+                part = np.concatenate([part, np.repeat(part[:, -1:], missing, axis=1)], axis=1)
+            with _said_if_it_takes_long():
                 values = record.tape.values(replaced(args, [argnum], [part]))
-            if not begin and not np.allclose(values[:, 0], first, rtol=room, atol=room * np.abs(first).max(initial=0)):
-                return None
-            record.trusted.add("batch")
+            if "batch" not in record.trusted:
+                self.compare("batch", args, values[:, 0], first())
+                if "batch" not in record.trusted:
+                    return None
+            if count == values.shape[1]:
+                found = values
+                break
+            if found is None:
+                found = host_pool.empty(np, (len(values), count), values.dtype)
             found[:, begin : begin + own] = values[:, :own]
         if not finite(found.reshape(-1)):
             found[:, ~np.isfinite(found).all(axis=0)] = np.nan

@@ -18,7 +18,7 @@ from sparsebp.core import graphs, host_pool
 from sparsebp.core.check import Array
 from sparsebp.jacobians.tape.device import DeviceLoop, DeviceMultiplied
 from sparsebp.jacobians.tape.expressions import Expression, evaluated, gradient, leaves_of, renumbered
-from sparsebp.jacobians.tape.loops import LANES, Leaf, Loop, Root, Where, compiled
+from sparsebp.jacobians.tape.loops import Leaf, Loop, Root, Where, compiled
 from sparsebp.jacobians.tape.record import Group, Linear, Recorder, used
 from sparsebp.patterns.pattern import SparsityPattern
 from sparsebp.products.product import ProductPlan, plan_product
@@ -32,39 +32,40 @@ class Buffers:
 
     def __init__(self, program: Program) -> None:
         self._dtype, self._xp = program.dtype, program.xp
-        self._free: dict[bool, list[dict[Any, np.ndarray]]] = {False: [], True: []}
+        self._free: dict[tuple[int, ...], list[dict[Any, np.ndarray]]] = {}
 
     @contextlib.contextmanager
-    def taken(self, *, batch: bool = False) -> Iterator[Arrays]:
-        """Lend arrays by name and size, of a batch with `LANES` columns; no two calls at one time get the same."""
+    def taken(self, batch: tuple[int, ...] = ()) -> Iterator[Arrays]:
+        """Lend arrays by name and size, of a batch (B,) with B columns; no two calls at one time get the same."""
         if self._xp is not np:  # whose pool keeps memory, by streams
-            yield self._new
+            yield lambda name, size, fill=None: self._new((size, *batch), fill)
             return
+        free = self._free.setdefault(batch, [])
         try:
-            arrays = self._free[batch].pop()
+            arrays = free.pop()
         except IndexError:
             arrays = {}
 
         def array(name: Any, size: int, fill: Callable[[np.ndarray], None] | None = None) -> np.ndarray:
             found = arrays.get(name)
             if found is None:
-                found = arrays[name] = np.empty((size, LANES) if batch else size, self._dtype)
+                found = arrays[name] = np.empty((size, *batch), self._dtype)
                 if fill is not None:  # numbers that later calls leave as they are
                     fill(found)
             return found
 
         yield array
-        self._free[batch].append(arrays)
+        free.append(arrays)
 
-    def _new(self, name: Any, size: int, fill: Callable[[Array], None] | None = None) -> Array:
-        found = self._xp.empty(size, self._dtype)
+    def _new(self, shape: tuple[int, ...], fill: Callable[[Array], None] | None) -> Array:
+        found = self._xp.empty(shape, self._dtype)
         if fill is not None:
             fill(found)
         return found
 
 
 Arrays = Callable[..., Array]
-"""Of `Buffers`: name, size, and what fills a new array; one is (size,), or of a batch (size, LANES)."""
+"""Of `Buffers`: name, size, and what fills a new array; one is (size,), or of a batch (size, B)."""
 
 
 def columns(values: Array, like: Array) -> Array:
@@ -144,7 +145,7 @@ class Program:
         return DeviceMultiplied(self.device, matrix, places, to, where, adds=adds)
 
     def numbers(self, args: tuple[Any, ...], array: Arrays) -> Array:
-        """Return the numbers: arguments and constants in place, and zeros for sums. x of a batch has LANES columns."""
+        """Return the numbers: arguments and constants in place, and zeros for sums. x of a batch is (n, B)."""
         found = array("numbers", self.size, self._fill)
         for place, start, shape in self.inputs:
             value = args[place] if place == self.argnum or not shape else columns(args[place].ravel(), found)
@@ -438,7 +439,7 @@ class Chain:
             else:
                 plan.form("c", a, b, product)
             local = product if block is None else self.out.part(out, block)
-            add(local if local.ndim == to.ndim else np.repeat(local[:, None], LANES, axis=1), to)
+            add(local if local.ndim == to.ndim else np.repeat(local[:, None], to.shape[1], axis=1), to)
         return out[: self.size] if result is None or not self.apart else result
 
 
@@ -633,12 +634,12 @@ class JacobianTape:
         self._buffers = Buffers(program)
 
     def values(self, args: tuple[Any, ...]) -> Array:
-        """Return the values on the pattern, of a batch of LANES for x (n, LANES) with as many columns."""
+        """Return the values on the pattern, or of a batch, x (n, B), with as many columns."""
         program, local = self.program, self.chain.out
-        with self._buffers.taken(batch=args[program.argnum].ndim == 2) as array:
+        with self._buffers.taken(args[program.argnum].shape[1:]) as array:
             numbers = program.numbers(args, array)
             if not self.chain.products:  # what the loops fill is the result
-                out = local.begin(program.xp.empty((len(local.start), *numbers.shape[1:]), program.dtype))
+                out = local.begin(host_pool.empty(program.xp, (len(local.start), *numbers.shape[1:]), program.dtype))
                 for step in self.steps:
                     step(numbers, out, out)
                 return self.chain.run(out, array)
@@ -785,8 +786,8 @@ class HessianTape:
         self.steps = steps_of(program, self.chain.out.roots, read)
 
     def values(self, args: tuple[Any, ...]) -> Array:
-        """Return the values on the pattern, of a batch of LANES for x (n, LANES) with as many columns."""
-        with self._buffers.taken(batch=args[self.program.argnum].ndim == 2) as array:
+        """Return the values on the pattern, or of a batch, x (n, B), with as many columns."""
+        with self._buffers.taken(args[self.program.argnum].shape[1:]) as array:
             return self._values(args, array)
 
     def _values(self, args: tuple[Any, ...], array: Arrays) -> Array:

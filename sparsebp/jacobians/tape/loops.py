@@ -23,15 +23,15 @@ from sparsebp.jacobians.tape.expressions import CHEAP, KINKED, Expression, Unrec
 Where = Literal["numbers", "adjoints", "out", "parts"]
 Way = Literal["alone", "parts", "lanes"]
 """Of a loop: on one thread, in parts for several, or in parts and for several samples."""
-LANES = 8
-"""Samples of a batch that are computed together: a cache line of float64."""
+LANES, WIDEST = 8, 64
+"""Samples of a batch that are computed together, a cache line of float64; most samples of a call, a multiple of it."""
 GRAIN, MOST_PARTS = 1 << 17, 32
 """Operations that one part should at least have, some 60 microseconds; parts of a loop."""
 COSTLY = 16
 """Operations that an exponential, or another such function, takes as long as."""
 OF_BOOLS = {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or",
             "logical_xor", "invert", "isfinite", "isinf", "isnan", "signbit"}  # fmt: skip
-BODY = """def body(part, parts, phase, phases, numbers, adjoints, out, room, sums, index, at, cuts):
+BODY = """def body(part, parts, phase, phases, stride, numbers, adjoints, out, room, sums, index, at, cuts):
     chunk = phase + part * phases"""
 ENTRY = """
 def run(team, *args):
@@ -84,7 +84,7 @@ class Root(NamedTuple):
 
 
 class Loop:
-    """A compiled loop: of the numbers of one x, (size,), or of a batch of x, (size, LANES).
+    """A compiled loop: of the numbers of one x, (size,), or of a batch of x, (size, B), B a multiple of LANES.
 
     Long ones are cut into parts for threads, by their length alone: results do not depend on the number of threads.
     Parts that add to the same places, next to each other, run in two phases.
@@ -114,7 +114,7 @@ class Loop:
     def _run_batch(self, numbers: np.ndarray, adjoints: np.ndarray, out: np.ndarray) -> None:
         if self._in_lanes is None:
             text = self._text(*self._given, "lanes")  # has the same places, in the same order
-            self._in_lanes = compiled(text), *cuts_of(self._given[1], self.count, self._work * LANES // GRAIN)
+            self._in_lanes = compiled(text), *cuts_of(self._given[1], self.count, self._work * WIDEST // GRAIN)
         run, cuts, phases = self._in_lanes
         self._run_parts(run, cuts, phases, numbers, adjoints, out)
 
@@ -122,16 +122,16 @@ class Loop:
                    adjoints: np.ndarray, out: np.ndarray) -> None:  # fmt: skip
         from sparsebp.kernels.host.engine.threads import team
 
-        parts, lanes = len(cuts) - 1, numbers.shape[1] if numbers.ndim == 2 else 1
-        sums = np.zeros((parts, max(len(self._sums), 1), lanes), numbers.dtype)
-        room = np.empty(parts * self._room * lanes, numbers.dtype)
+        parts, batch = len(cuts) - 1, numbers.shape[1:]
+        sums = np.zeros((parts, max(len(self._sums), 1), *batch), numbers.dtype)
+        room = np.empty(parts * (len(self._given[1]) * LANES + self._fixed * math.prod(batch)), numbers.dtype)
         flat = [array.reshape(-1) for array in (numbers, adjoints, out, room, sums)]
         for phase in range(phases):
             own = len(range(phase, parts, phases))
-            run(team(own), own, phase, phases, *flat, self._index, self._at, cuts)
+            run(team(own), own, phase, phases, *(batch or (1,)), *flat, self._index, self._at, cuts)
         arrays = {"numbers": numbers, "adjoints": adjoints, "out": out}
         for k, (where, place) in enumerate(self._sums):
-            arrays[where][place] += sums[:, k].sum(axis=0) if lanes > 1 else sums[:, k, 0].sum()
+            arrays[where][place] += sums[:, k].sum(axis=0)
 
     def _place(self, index: np.ndarray, lines: list[str]) -> tuple[str, bool]:
         """Return the index at turn i as text, and whether it is the same at all turns."""
@@ -168,15 +168,15 @@ class Loop:
         after: list[str] = []
         name: dict[int, str] = {}
         fixed = set[int]()  # the same at all turns
-        self._room = len(roots)  # numbers of each lane that are kept within a turn, or for all of them
+        self._fixed = 0  # numbers of each sample that are kept for all turns
 
         def at_lane(where: str, place: str, same: bool) -> str:
             """Return the element of a lane."""
             if not lanes:
                 return f"{where}[{place}]"
             lines, line = (before, "    ") if same else (starts, "        ")
-            lines.append(f"{line}p{len(before) + len(starts)} = np.int64({place}) * {LANES}")
-            return f"{where}[np.uint64({lines[-1].split()[0]} + b)]"
+            lines.append(f"{line}p{len(before) + len(starts)} = np.int64({place}) * stride")
+            return f"{where}[np.uint64({lines[-1].split()[0]} + lane + b)]"
 
         for e in order:
             name[e.key] = f"v{len(name)}"
@@ -198,14 +198,14 @@ class Loop:
             if same:
                 fixed.add(e.key)
             if same and lanes:
-                kept = f"room[np.uint64(base + {self._room * LANES} + b)]"
-                fixed_lines += [f"        {name[e.key]} = {code}", f"        {kept} = {name[e.key]}"]
-                inside.append(f"            {name[e.key]} = {kept}")
-                self._room += 1
+                kept = f"room[np.uint64(base + {len(roots) * LANES} + {self._fixed} * stride + lane + b)]"
+                fixed_lines += [f"            {name[e.key]} = {code}", f"            {kept} = {name[e.key]}"]
+                inside.append(f"                {name[e.key]} = {kept}")
+                self._fixed += 1
             elif same:
                 before.append(f"    {name[e.key]} = {code}")
             else:
-                inside.append(f"        {'    ' * lanes}{name[e.key]} = {code}")
+                inside.append(f"        {'        ' * lanes}{name[e.key]} = {code}")
         ends: list[str] = []
         for turn, root in enumerate(roots):
             value, kept = name[root.expression.key], f"room[np.uint64(base + {turn * LANES} + b)]"
@@ -215,10 +215,10 @@ class Loop:
             if summed:
                 self._sums.append((root.where, int(root.places[0])))
             if lanes:
-                inside.append(f"            {kept} = {value}")
-                to = (f"sums[np.uint64((chunk * SUMS + {nth}) * {LANES} + b)]" if summed
+                inside.append(f"                {kept} = {value}")
+                to = (f"sums[np.uint64((chunk * SUMS + {nth}) * stride + lane + b)]" if summed
                       else at_lane(root.where, place, same))  # fmt: skip
-                ends += [f"        for b in range({LANES}):", f"            {to} {'+' * root.adds}= {kept}"]
+                ends.append(f"                {to} {'+' * root.adds}= {kept}")
             elif summed:
                 before.append(f"    s{turn} = kind(0)")
                 inside.append(f"        s{turn} += {value}")
@@ -231,12 +231,14 @@ class Loop:
         if way == "alone":
             lines = [f"# {kind}, with subnormal numbers", "def run(numbers, adjoints, out, index, at, count):"]
             return "\n".join([*lines, *before, "    for i in range(count):", *inside, *after, ""])
-        if lanes:
-            before.append(f"    base = chunk * {self._room * LANES}")
-            if fixed_lines:
-                before += [f"    for b in range({LANES}):", *fixed_lines]
-            inside = [*starts, f"        for b in range({LANES}):", *inside, *ends]
         turns = "    for i in range(cuts[chunk], cuts[chunk + 1]):"
+        if lanes:
+            samples, each = f"for lane in range(0, stride, {LANES}):", f"for b in range({LANES}):"
+            before.append(f"    base = chunk * ({len(roots) * LANES} + {self._fixed} * stride)")
+            before += [f"    {samples}", f"        {each}", *fixed_lines] if fixed_lines else []
+            inside = [*starts, f"        {samples}", f"            {each}", *inside]
+            for line in ends:
+                inside += [f"            {each}", line]
         text = "\n".join([f"# {kind}, with subnormal numbers, in parts", BODY, *before, turns, *inside, *after, ENTRY])
         return text.replace("SUMS", str(max(len(self._sums), 1)))
 
