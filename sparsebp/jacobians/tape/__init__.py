@@ -123,10 +123,14 @@ class TapeDerivatives:
 
     def describe(self) -> str:
         """Say which way is used, and why."""
-        found = {record.tape.program.device is not None: record.tape.describe()
-                 for record in self._records.values() if record is not None}  # fmt: skip
-        return "; ".join(f"compiled{' as CUDA kernels' * device}, {tape}" for device, tape in found.items()) or (
-            f"interpreted: {self.reason}")  # fmt: skip
+        found: dict[bool, str] = {}  # of arrays of NumPy, and of CuPy
+        for key, record in sorted(self._records.items(), key=lambda item: item[1] is None):
+            there = isinstance(key, tuple)
+            if record is None:
+                found.setdefault(there, f"interpreted{' on the host, of CuPy' * there}: {self.reason}")
+            else:
+                found.setdefault(there, f"compiled{' as CUDA kernels' * there}, {record.tape.describe()}")
+        return "; ".join(found.values()) or f"interpreted: {self.reason}"
 
     def run(self, kind: Kind | Literal["values"], args: tuple[Any, ...], *vectors: Array) -> tuple[Array | None, bool]:
         """Return the values on the pattern, or what a sweep gives, if the tape does; and whether it was compared.
