@@ -254,6 +254,10 @@ class SparseJacobian:
         self.colors = sum(sweeps.count for sweeps in self._sweeps)
         self.mode = self._sweeps[0].mode if len(self._sweeps) == 1 else "mixed"
         self._tape, self._interpreted = self._taped(self._checked_args(given_args), given)
+        self._places: np.ndarray | None = None  # of all entries, where one program gives them and nothing is constant
+        one = len(self._sweeps) == 1 and 0 < self._sweeps[0].count <= self._step
+        if one and self._function.compiled and self._flat.plain and not any(self._constants or ()):
+            ((_, _, self._places, _),) = self._sweeps[0].blocks()
 
     def _taped(self, args: tuple[Any, ...], given: bool) -> tuple[Any, str]:
         """Return derivatives by a compiled tape, or None and why there are none."""
@@ -352,7 +356,8 @@ class SparseJacobian:
         ShapeError, DTypeError
             x, or the output of f, is not what it was.
         """
-        return self._at(self._checked_args(args))
+        found = None if self._places is None else self._function.direct(args, self._places, self._count, self._size)
+        return self._at(self._checked_args(args)) if found is None else found
 
     def batch(self, *args: Any) -> Array:
         """Return the values for a batch of x.
@@ -927,6 +932,9 @@ class Differentiable(Protocol):
         places: np.ndarray, reached: np.ndarray,
     ) -> tuple[Any, tuple[int, float] | None]:  # fmt: skip
         """Return elements of the derivatives, (p, width), and one not `reached` that is not zero: its place, value."""
+
+    def direct(self, args: tuple[Any, ...], places: np.ndarray, count: int, size: int) -> Any:
+        """Return all values by one program, if there is one for these `places`; None for unusual arguments."""
 
     def joined(self, parts: list[Any], entries: list[np.ndarray], x: Any) -> Any:
         """Return the values of all blocks; `entries`: whose values each block has."""

@@ -1039,6 +1039,9 @@ class NumpyFunction:
                 return None, (place, flat[place])
         return values, None
 
+    def direct(self, args: tuple[Any, ...], places: np.ndarray, count: int, size: int) -> Any:
+        """There is no program."""
+
     def joined(self, parts: list[Any], entries: list[np.ndarray], x: Any) -> np.ndarray:
         """Return the values of all blocks; `entries`: whose values each block has."""
         if len(parts) == 1:

@@ -240,6 +240,9 @@ class TorchFunction:
                 return None, (place, flat[place].item())
         return values, None
 
+    def direct(self, args: tuple[Any, ...], places: np.ndarray, count: int, size: int) -> None:
+        """There is no program."""
+
     def joined(self, parts: list[Any], entries: list[np.ndarray], x: Any) -> Any:
         """Return the values of all blocks; `entries`: whose values each block has. An array if x is one."""
         found = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.as_tensor(x).dtype)

@@ -155,6 +155,11 @@ class FlatFunction:
         """The layout of the derivative's rows: of a scalar function, whose Hessian it is, that of x."""
         return self.x if self.scalar else self.y
 
+    @property
+    def plain(self) -> bool:
+        """Whether x is one vector, and the arguments are f's."""
+        return len(self.places) == 1 and self.x.plain
+
     def outcome(self, *args: Any) -> Any:
         """Return what f returns."""
         vector, rest = self.x.tree(args[self.argnum]), [*args]
@@ -166,7 +171,7 @@ class FlatFunction:
 
     def flat(self, args: tuple[Any, ...], batch: bool = False) -> tuple[Any, ...]:
         """Return the arguments that stand for those of f; `batch`: x has an axis more, the last."""
-        if len(self.places) == 1 and self.x.plain:
+        if self.plain:
             return args
         rest = [arg for place, arg in enumerate(args) if place not in self.places]
         rest.insert(self.argnum, self.x.vector("x", self._trees(args), batch))
