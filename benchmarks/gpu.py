@@ -3,7 +3,7 @@
 ``python -m benchmarks gpu-numbers``. Steps of the sequential kernels by cell, dtype and hidden size; the scan by number
 of chunks and by rows that a lane holds; its launches one by one; products of weight gradients; the Python time of a
 launch; a backward captured into a graph; ours beside cuDNN's by hidden size and batch, and beside FlashRNN's where that
-is installed; sparse products beside cuSPARSE's (`gpu_products`).
+is installed; sparse products beside cuSPARSE's (`gpu_products`); a compiled derivative (`gpu_derivatives`).
 
 Times of the GPU and of the host are apart, and cycles are of a measured clock: see `gpu_timing`.
 """
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import harness
+from benchmarks.gpu_derivatives import DerivativePoint, measure_derivative
 from benchmarks.gpu_products import SMALL, ProductPoint, measure_product, planned
 from benchmarks.gpu_timing import WARM, Queued, kernel_names, measured, ratio, torch_replay
 from benchmarks.harness import Benchmark, Result, Row, Run, columns
@@ -547,15 +548,15 @@ def measure_numbers(run: Run) -> Iterator[Row]:
     """Measure every point until time is up."""
     chosen = [*points(run.settings, begin(run))]
     if harness.optional("numba") is None:
-        run.note("Sparse products: not measured, Numba plans them and cannot be imported")
-        chosen = [point for point in chosen if not isinstance(point, ProductPoint)]
+        run.note("Sparse products and derivatives: not measured, Numba plans them and cannot be imported")
+        chosen = [point for point in chosen if isinstance(point, NumbersPoint)]
     else:
         for product, _ in run.settings["products"]:
             planned(product, SMALL)  # compiles what plans, here, where no limit of a point breaks it off
     return measure_apart(run, chosen, make_numbers, dict(run.rounds), limit=NUMBERS_LIMIT)
 
 
-def points(sizes: Mapping[str, Any], xp: ModuleType) -> Iterator[NumbersPoint | ProductPoint]:
+def points(sizes: Mapping[str, Any], xp: ModuleType) -> Iterator[NumbersPoint | ProductPoint | DerivativePoint]:
     """Yield the points for arrays of `xp`: one of each kind at the paper's size, then hidden sizes, sweeps, float64."""
     single, double = np.float32, np.float64
     steps, lengths, hidden, chunks = sizes["steps"], sizes["lengths"], sizes["hidden"], sizes["chunks"]
@@ -575,6 +576,7 @@ def points(sizes: Mapping[str, Any], xp: ModuleType) -> Iterator[NumbersPoint | 
     yield NumbersPoint("flashrnn", "LSTM", single, lengths[0], FLASH_HIDDEN)
     for product, size in sizes["products"]:
         yield from (ProductPoint("spgemm", product, size, batch) for batch in sizes["product_batches"])
+    yield DerivativePoint("derivative", sizes["variables"])
     for cell in CELLS:
         for length in lengths:
             yield from (NumbersPoint("scan", cell, single, length, chunks=count) for count in chunks if count <= length)
@@ -600,12 +602,14 @@ def rows_tried(cell: str, sizes: Mapping[str, Any]) -> list[int]:
     return [rows for rows in sizes["rows_a_lane"] if cell != "LSTM" or rows in (2, 3)]
 
 
-def make_numbers(rounds: Mapping[str, Any]) -> Callable[[NumbersPoint | ProductPoint], Row]:
+def make_numbers(rounds: Mapping[str, Any]) -> Callable[[NumbersPoint | ProductPoint | DerivativePoint], Row]:
     """Return the function that measures a point, in the measuring process."""
     cupy = backend.cupy()
 
-    def measure(point: NumbersPoint | ProductPoint) -> Row:
+    def measure(point: NumbersPoint | ProductPoint | DerivativePoint) -> Row:
         try:
+            if isinstance(point, DerivativePoint):
+                return measure_derivative(point, cupy, rounds)
             if isinstance(point, ProductPoint):
                 return measure_product(point, cupy, rounds)
             return measure_numbers_point(point, cupy, rounds)
@@ -845,11 +849,11 @@ GPU_NUMBERS = Benchmark(
         "chunks": (16, 24, 32, 48, 59, 64, 69, 96, 128, 192, 237, 258, 279, 384, 528), "rows_a_lane": (1, 2, 3, 4, 5),
         "wide": tuple((hidden, batch) for batch in (16, 1, 64) for hidden in (20, 64, 128, 256, 512)),
         "products": (("Poisson, A·P", 300), ("random, 8 a row", 10_000), ("pruned conv · pruned conv", 64)),
-        "product_batches": (1, 16),
+        "product_batches": (1, 16), "variables": 1_000_000,
     },
     quick={"steps": 5, "lengths": (9,), "hidden": (33,), "chunks": (5,), "rows_a_lane": (2,),
            "wide": ((5, 2),), "products": (("Poisson, A·P", 8), ("random, 8 a row", SMALL)),
-           "product_batches": (1, 3)},
+           "product_batches": (1, 3), "variables": 100},
     rounds={"rounds": 15, "least_rounds": 5, "budget": 0.5},
     quick_rounds={**harness.QUICK_ROUNDS, "copies": 2},
     threads=None,
@@ -863,13 +867,15 @@ GPU_NUMBERS = Benchmark(
         counts={"multiplications": "multiplications"},
         numbers={"size": "size", "hidden": "H", "chunks": "chunks", "rows_a_lane": "rows per lane"},
         seconds={
-            "time": "time", "host": "host's time", "launched": "launched", "a_step": "per step",
+            "time": "time", "host": "host's time", "host_loops": "the host's loops",
+            "launched": "launched", "a_step": "per step",
             "forward_ours": "forward", "forward_torch": "forward, cuDNN", "backward_ours": "backward",
             "backward_torch": "backward, cuDNN", "forward_flashrnn": "forward, FlashRNN",
             "backward_flashrnn": "backward, FlashRNN", "cusparse": "cuSPARSE, one sample",
             "plan_seconds": "plan once", "cusparse_plan_seconds": "cuSPARSE's structure once",
         },
         times={
+            "host_loops_ratio": "over the host's loops",
             "cusparse_ratio": "over cuSPARSE, per sample", "forward_flashrnn_ratio": "forward, over FlashRNN",
             "backward_flashrnn_ratio": "backward, over FlashRNN",
             "forward_ratio": "forward, over cuDNN", "backward_ratio": "backward, over cuDNN",

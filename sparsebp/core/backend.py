@@ -234,6 +234,17 @@ def to_host(array: Array) -> np.ndarray:
     return array if xp is np else xp.asnumpy(array)  # synchronize!
 
 
+def is_on_device(value: Any) -> bool:
+    """Whether an object is an array of CuPy."""
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(value, cupy.ndarray)
+
+
+def from_device(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return objects with copies on the host in place of CuPy's arrays, which synchronises if there are any."""
+    return tuple(to_host(value) if is_on_device(value) else value for value in values)
+
+
 def to_device(array: Array, device: str) -> Array:
     """Return `array` on ``"cpu"`` or ``"cuda"``, copied only if it lies elsewhere."""
     return as_namespace(array, device_namespace(device))

@@ -34,8 +34,5 @@ def to_cupyx(jacobian: TransposedJacobian, sample: int | None = None) -> Any:
     Index arrays are copied, and host values are copied to the device.
     """
     cp = backend.cupy()
-    from cupyx.scipy.sparse import csr_matrix
-
     values = backend.to_device(jacobian.values_of(sample), "cuda")
-    indptr, indices = jacobian.pattern.device_arrays(cp)
-    return csr_matrix((cp.ascontiguousarray(values), indices.copy(), indptr.copy()), shape=jacobian.shape)
+    return jacobian.pattern.to_cupyx(cp.ascontiguousarray(values))

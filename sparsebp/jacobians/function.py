@@ -22,11 +22,20 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from sparsebp.core import backend
 from sparsebp.core.backend import check_plain
 from sparsebp.core.check import Array, check_flag, check_integer, shown
-from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, PatternError, ShapeError, TracingError
+from sparsebp.core.errors import (
+    DeviceError,
+    DTypeError,
+    NonFiniteError,
+    OptionError,
+    PatternError,
+    ShapeError,
+    TracingError,
+)
 from sparsebp.jacobians.stored import Plan, read_plan, write_plan
-from sparsebp.jacobians.trees import FlatFunction, flattened, replaced
+from sparsebp.jacobians.trees import FlatFunction, flattened, joined, replaced, unflattened
 from sparsebp.patterns.bicoloring import color_both, sources
 from sparsebp.patterns.pattern import (
     SparsityPattern,
@@ -60,10 +69,10 @@ def sparse_jacobian(
         and (m,), or trees: arrays of any shape in dictionaries, lists and tuples. NumPy functions are listed in the
         reference; others, and control flow that depends on values, are refused.
     *args
-        Arguments to trace f at. x is made of arrays of NumPy or JAX or of tensors, float32 or float64. Its values do
-        not matter: the pattern holds for all x, and for all values of other floats and arrays of floats. Integers, and
-        constants inside f, are part of the function: the zeros of a constant array that multiplies x are zeros of the
-        Jacobian.
+        Arguments to trace f at. x is made of arrays of NumPy or JAX or of tensors, float32 or float64; of a compiled
+        function of NumPy, which then runs on their device, also of CuPy. Its values do not matter: the pattern holds
+        for all x, and for all values of other floats and arrays of floats. Integers, and constants inside f, are part
+        of the function: the zeros of a constant array that multiplies x are zeros of the Jacobian.
     argnums
         Place of x among the arguments: 1 for the right-hand side f(t, y) of an initial value problem. Several: x is
         the tuple of these arguments.
@@ -206,7 +215,11 @@ class SparseJacobian:
         if len(set(places)) < max(len(places), 1):
             raise OptionError("argnums does not name arguments", expected="a place, or different ones", got=argnums)
         self._chunk = None if chunk_size is None else check_integer("chunk_size", chunk_size, 1)
+        self._compiled = check_flag("compiled", compiled)
         _check_leaves([args[place] for place in places])
+        given_args = args
+        if any(map(backend.is_on_device, (*args, *flattened([args[place] for place in places])[0]))):
+            args = replaced(backend.from_device(args), places, (_from_device(args[place]) for place in places))
         self._flat = FlatFunction(f, places, args, check_flag("has_aux", has_aux), self._scalar)
         self._count, args = len(args), self._flat.flat(args)
         self._argnum = self._flat.argnum
@@ -240,11 +253,15 @@ class SparseJacobian:
         self._sweeps = self._sweeps_of(plan.rows, plan.columns)
         self.colors = sum(sweeps.count for sweeps in self._sweeps)
         self.mode = self._sweeps[0].mode if len(self._sweeps) == 1 else "mixed"
-        self._tape, self._interpreted = self._taped(args, given, compiled)
+        self._tape, self._interpreted = self._taped(self._checked_args(given_args), given)
+        self._places: np.ndarray | None = None  # of all entries, where one program gives them and nothing is constant
+        one = len(self._sweeps) == 1 and 0 < self._sweeps[0].count <= self._step
+        if one and self._function.compiled and self._flat.plain and not any(self._constants or ()):
+            ((_, _, self._places, _),) = self._sweeps[0].blocks()
 
-    def _taped(self, args: tuple[Any, ...], given: bool, compiled: bool) -> tuple[Any, str]:
+    def _taped(self, args: tuple[Any, ...], given: bool) -> tuple[Any, str]:
         """Return derivatives by a compiled tape, or None and why there are none."""
-        if not check_flag("compiled", compiled):
+        if not self._compiled:
             return None, "compiled=False"
         if not self.pattern.nnz:
             return None, "it has no entries"
@@ -253,6 +270,10 @@ class SparseJacobian:
             why = "its pattern was given, so it may branch on values" if tape is not None else "it is not one of NumPy"
             raise OptionError("The function cannot be compiled", expected="a function of NumPy, traced", got=why)
         tape.plan(args)
+        kind, dtype = np.generic if self._scalar else np.ndarray, args[self._argnum].dtype
+        self._by_loops = not self._flat.has_aux and all(
+            isinstance(leaf, kind) and leaf.dtype == dtype for leaf in flattened(self._function.outcome(args))[0]
+        )
         return tape, ""
 
     def describe(self) -> str:
@@ -266,6 +287,8 @@ class SparseJacobian:
         return f"{self!r}: {self._tape.describe() if self._tape is not None else 'interpreted: ' + self._interpreted}"
 
     _scalar = False
+    _by_loops = False
+    """Whether f's values, too, come from the tape."""
 
     def _colored(self, args: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
         """Return colours of rows and columns along which directions take the least time: of one mode, or of both."""
@@ -323,7 +346,7 @@ class SparseJacobian:
         Returns
         -------
         Array
-            Shape (nnz,), of the dtype of f's result; a tensor or an array of JAX, on the device of x, if x is one. Also
+            Shape (nnz,), of the dtype of f's result; a tensor or an array of JAX or CuPy, where x is, if x is one. Also
             within `jax.jit`, `vmap` and `grad`; nothing can be raised there, so values are NaN in place of the error.
 
         Raises
@@ -333,7 +356,8 @@ class SparseJacobian:
         ShapeError, DTypeError
             x, or the output of f, is not what it was.
         """
-        return self._at(self._checked_args(args))
+        found = None if self._places is None else self._function.direct(args, self._places, self._count, self._size)
+        return self._at(self._checked_args(args)) if found is None else found
 
     def batch(self, *args: Any) -> Array:
         """Return the values for a batch of x.
@@ -354,18 +378,58 @@ class SparseJacobian:
             raise ShapeError("x is not a batch", expected=f"({self._size}, B)", got=np.shape(xs))
         if not xs.shape[1]:
             return self._function.stacked([], (self.pattern.nnz, 0), xs)
+        if backend.is_on_device(xs):
+            samples = (self._at(replaced(args, [self._argnum], [x])) for x in xs.T)
+            return backend.namespace(xs).stack(list(samples), axis=1)
         first = replaced(args, [self._argnum], [xs[:, 0]])
+
+        def at(x: Any) -> Array:
+            return self._at(replaced(args, [self._argnum], [x]))
+
+        if self._tape is not None and xs.shape[1] > 2 and self._has_constants(args):
+            self._prepare(first)
+            found = self._tape.batch(first, xs, lambda: self._at(first))
+            if found is not None:
+                for sample in np.flatnonzero(np.isnan(found[0])).tolist():
+                    found[:, sample] = at(xs[:, sample])
+                return found
         values, rest = self._at(first), xs.T[1:]  # checks, and compiles
-        found: Any = [None] * len(rest)
         if self._tape is None and len(rest):
             mapped = self._function.batch(self._swept, args, xs)
             if mapped is not None:
                 return mapped
-        elif self._tape is not None and self._has_constants(args):
-            found = self._tape.batch(first, np.ascontiguousarray(rest))
-        samples = (self._at(replaced(args, [self._argnum], [x])) if own is None else own
-                   for x, own in zip(rest, found, strict=True))  # fmt: skip
-        return self._function.stacked(itertools.chain([values], samples), (self.pattern.nnz, xs.shape[1]), xs)
+        return self._function.stacked(itertools.chain([values], map(at, rest)), (self.pattern.nnz, xs.shape[1]), xs)
+
+    def value(self, *args: Any) -> Any:
+        """Return what f returns, without the other data of ``has_aux=True``.
+
+        Parameters
+        ----------
+        *args
+            The arguments of f.
+
+        Returns
+        -------
+        Array, or a tree of them
+            Of compiled functions, by their loops, which round differently.
+        """
+        value = self._value(self._checked_args(args))
+        return value[0] if self._flat.has_aux else value
+
+    def _value(self, args: tuple[Any, ...]) -> Any:
+        """Return what f returns, with other data."""
+        found: list[Any] = []
+
+        def called(here: tuple[Any, ...]) -> np.ndarray:
+            y = self._function.outcome(here)
+            if here is args:  # rather than copies of arrays on a device
+                found.append(y)
+            return np.reshape(joined(flattened(y)[0]), -1)
+
+        if not self._by_loops:
+            return self._function.outcome(args)
+        flat = self._by_tape("value", args, (), called)
+        return found[0] if found else flat[0] if self._scalar else self._flat.y.tree(flat)
 
     def jvp(self, v: Any, *args: Any) -> Any:
         """Return the product with a vector, J v, without the matrix: one derivative along v.
@@ -383,7 +447,6 @@ class SparseJacobian:
             Of the shapes of y.
         """
         args = self._checked_args(args)
-        self._prepare(args)
         return self._flat.rows.tree(self._product("forward", args, self._flat.x.vector("v", v)))
 
     def vjp(self, w: Any, *args: Any) -> Any:
@@ -402,14 +465,11 @@ class SparseJacobian:
             Of the shapes of x.
         """
         args = self._checked_args(args)
-        self._prepare(args)
         return self._flat.x.tree(self._product("reverse", args, self._flat.rows.vector("w", w)))
 
     def _product(self, mode: Mode, args: tuple[Any, ...], v: Any) -> Any:
-        if self._tape is not None:
-            matrix = self.pattern.to_scipy(self._at(args))
-            return (matrix if mode == "forward" else matrix.T) @ v
-        return (self._function.forward if mode == "forward" else self._function.reverse)(args, v[None])[0]
+        along = self._function.forward if mode == "forward" else self._function.reverse
+        return self._by_tape("jvp" if mode == "forward" else "vjp", args, (v,), lambda args, v: along(args, v[None])[0])
 
     def value_and_jacobian(self, *args: Any) -> tuple[Any, Any]:
         """Return what f returns, with the other data of ``has_aux=True``, and the Jacobian.
@@ -428,7 +488,7 @@ class SparseJacobian:
         """
         args = self._checked_args(args)
         matrix = self._matrix(args)
-        return self._function.outcome(args), matrix
+        return self._value(args), matrix
 
     def blocks(self, matrix: Any) -> Any:
         """Split a matrix by the arrays of y and x.
@@ -458,7 +518,7 @@ class SparseJacobian:
 
         Returns
         -------
-        scipy.sparse.csr_array
+        scipy.sparse.csr_array, or cupyx.scipy.sparse.csr_matrix for x of CuPy
             Shape (m, n), with every entry of the pattern, even if it is 0. Rows are the elements of y, columns those of
             x: one array of a tree behind the other, by the sorted keys of dictionaries, each in C order. With
             ``has_aux=True``, the pair of this and the other data.
@@ -468,11 +528,14 @@ class SparseJacobian:
         args = self._checked_args(args)
         matrix = self._matrix(args)
         if check:
-            self._check(matrix, args)
-        return (matrix, self._function.outcome(args)[1]) if self._flat.has_aux else matrix
+            self._check(matrix.get() if backend.is_on_device(matrix.data) else matrix, backend.from_device(args))
+        return (matrix, self._value(args)[1]) if self._flat.has_aux else matrix
 
     def _matrix(self, args: tuple[Any, ...]) -> Any:
-        return self.pattern.to_scipy(self._function.to_numpy(self._at(args)), copy=True)
+        values = self._at(args)
+        if backend.is_on_device(values):
+            return self.pattern.to_cupyx(values)
+        return self.pattern.to_scipy(self._function.to_numpy(values), copy=True)
 
     def _checked_args(self, args: tuple[Any, ...], batch: bool = False) -> tuple[Any, ...]:
         """Check the arguments of f, and return those of the flat function."""
@@ -486,6 +549,8 @@ class SparseJacobian:
             raise DTypeError("x is of another library than before", expected="an array as x0, or of NumPy",
                              got=type(x).__name__, remedy="Prepare another Jacobian with such an x0, or pass "
                              "numpy.asarray(x), of a tensor x.detach().numpy()")  # fmt: skip
+        if any(map(backend.is_on_device, args)):
+            args = self._on_one_device(args)
         for number, kept in enumerate(self._constants or ()):
             if kept is not None and not _unchanged(kept, args[number], exact=self._function.compiled):
                 raise OptionError(f"Argument {number}, a constant of the pattern, has changed",
@@ -493,17 +558,47 @@ class SparseJacobian:
                                   remedy="Prepare the Jacobian again, or pass pattern=")  # fmt: skip
         return args
 
+    def _on_one_device(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Check that x and other floats are on one device, and return them with all other arrays on the host."""
+        if not self._compiled:
+            raise DeviceError("x is on a device, and the function is not compiled", expected="compiled=True",
+                              got="compiled=False", remedy="Prepare it with compiled=True, or pass NumPy arrays"
+                              )  # fmt: skip
+        floats = [self._function.varies(place, arg) for place, arg in enumerate(args)]
+        arrays = [arg for arg, varies in zip(args, floats, strict=True) if varies and np.ndim(arg)]
+        number = backend.device_number(backend.namespace(*arrays))
+        for array in arrays:
+            if array.data.device_id != number:
+                raise DeviceError("An array is not on the current device", expected=f"device {number}",
+                                  got=f"device {array.data.device_id}")  # fmt: skip
+        here = backend.from_device(tuple(None if varies else arg for arg, varies in zip(args, floats, strict=True)))
+        return tuple(arg if varies else own for arg, own, varies in zip(args, here, floats, strict=True))
+
     def _at(self, args: tuple[Any, ...]) -> Array:
+        return self._by_tape("values", args, (), self._swept)
+
+    def _by_tape(self, kind: Any, args: tuple[Any, ...], vectors: tuple[Any, ...], others: Callable[..., Any]) -> Any:
+        """Return what the tape gives, or `others`, with which its first results of each kind are compared."""
         self._prepare(args)
+        if any(map(backend.is_on_device, (args[self._argnum], *vectors))):
+            backend.namespace(args[self._argnum], *vectors)
         if self._tape is None or not self._has_constants(args):
-            return self._swept(args)
-        values, trusted = self._tape.values(args)
-        if values is None or not trusted:
-            found = self._swept(args)
-            if values is not None:
-                self._tape.compare(args, values, found)
-            return found
-        return values
+            return self._interpret(others, args, vectors)
+        values, trusted = self._tape.run(kind, args, *vectors)
+        if values is not None and trusted:
+            return values
+        expected = self._interpret(others, args, vectors)
+        if values is not None:
+            self._tape.compare(kind, args, values, expected)
+        return expected
+
+    def _interpret(self, others: Callable[..., Any], args: tuple[Any, ...], vectors: tuple[Any, ...]) -> Any:
+        """Return a function of the arguments and vectors; of arrays on a device, by copies on the host."""
+        x = args[self._argnum]
+        if not backend.is_on_device(x):
+            return others(args, *vectors)
+        found = others(backend.from_device(args), *backend.from_device(vectors))
+        return backend.as_namespace(found, backend.namespace(x))
 
     def _prepare(self, args: tuple[Any, ...]) -> None:
         """Check x, and compare the function with its trace, unless that was done."""
@@ -623,6 +718,28 @@ class SparseHessian(SparseJacobian):
         """
         return self.value_and_jacobian(*args)
 
+    def gradient(self, *args: Any) -> Any:
+        """Return the gradient, by one reverse sweep.
+
+        Parameters
+        ----------
+        *args
+            The arguments of g.
+
+        Returns
+        -------
+        Array, or a tree of them
+            Of the shapes of x.
+        """
+        args = self._checked_args(args)
+        one = _one(args[self._argnum]) if self._tape is not None else None
+        return self._flat.x.tree(self._by_tape("vjp", args, (one,), lambda args, _: self._function.gradient(args)))
+
+    def _product(self, mode: Mode, args: tuple[Any, ...], v: Any) -> Any:
+        along = self._function.reverse if self.mode == "reverse" else self._function.forward
+        one = _one(v) if self._tape is not None else None
+        return self._by_tape("hvp", args, (v, one), lambda args, v, _: along(args, v[None])[0])
+
     def _colored(self, args: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
         """Colour stars; products with the matrix and with its transpose are the same."""
         missing = self._function.missing("forward", args, self._size)
@@ -730,6 +847,18 @@ def _unchanged(kept: tuple[Any, Any], arg: Any, *, exact: bool) -> bool:
         return arg is first
 
 
+def _from_device(tree: Any) -> Any:
+    """Return a tree with copies on the host in place of CuPy's arrays."""
+    leaves, structure = flattened(tree)
+    return unflattened(structure, iter(backend.from_device(tuple(leaves))))
+
+
+def _one(like: Any) -> Array:
+    """Return a vector of one 1, of the dtype of an array and where it is."""
+    xp = backend.namespace(like) if backend.is_on_device(like) else np
+    return xp.ones(1, getattr(like, "dtype", None))
+
+
 def _number(colors: np.ndarray) -> int:
     return int(colors.max(initial=-1)) + 1
 
@@ -804,11 +933,17 @@ class Differentiable(Protocol):
     ) -> tuple[Any, tuple[int, float] | None]:  # fmt: skip
         """Return elements of the derivatives, (p, width), and one not `reached` that is not zero: its place, value."""
 
+    def direct(self, args: tuple[Any, ...], places: np.ndarray, count: int, size: int) -> Any:
+        """Return all values by one program, if there is one for these `places`; None for unusual arguments."""
+
     def joined(self, parts: list[Any], entries: list[np.ndarray], x: Any) -> Any:
         """Return the values of all blocks; `entries`: whose values each block has."""
 
     def outcome(self, args: tuple[Any, ...]) -> Any:
         """Return what f returns, with other data."""
+
+    def gradient(self, args: tuple[Any, ...]) -> Any:
+        """Return the gradient of a scalar function."""
 
     def batch(self, values: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...], xs: Any) -> Any:
         """Return the values at the columns of xs by one mapped call of a function of the arguments, or None."""
@@ -831,9 +966,9 @@ def _kind_of(x: Any) -> Callable[[Any, int, bool], Differentiable]:
         from sparsebp.jacobians.jax_functions import JaxFunction
 
         return JaxFunction
-    if not isinstance(x, np.ndarray):
-        raise DTypeError("x is not an array of floats", expected="an array of NumPy or JAX or a tensor, float32 or "
-                         "float64", got=type(x).__name__)  # fmt: skip
+    if not isinstance(x, np.ndarray) and not backend.is_on_device(x):
+        raise DTypeError("x is not an array of floats", expected="an array of NumPy, CuPy or JAX or a tensor, float32 "
+                         "or float64", got=type(x).__name__)  # fmt: skip
     from sparsebp.jacobians.numpy_functions import NumpyFunction
 
     return NumpyFunction

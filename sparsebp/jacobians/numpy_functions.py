@@ -948,11 +948,13 @@ class NumpyFunction:
 
     def varies(self, place: int, arg: Any) -> bool:
         """Return whether it is x, or floats."""
-        floats = isinstance(arg, (float, np.floating)) or (isinstance(arg, np.ndarray) and arg.dtype.kind == "f")
+        is_array = isinstance(arg, np.ndarray) or backend.is_on_device(arg)
+        floats = isinstance(arg, (float, np.floating)) or (is_array and arg.dtype.kind == "f")
         return place == self.argnum or floats
 
     def compare(self, args: tuple[Any, ...]) -> None:
         """Compare the function with what it computes when it is traced, which `isinstance` may tell apart."""
+        args = backend.from_device(args)
         x, f = np.array(backend.asarray("x", args[self.argnum])), self._alone(args)
         try:
             with np.errstate(all="ignore"):
@@ -1037,6 +1039,9 @@ class NumpyFunction:
                 return None, (place, flat[place])
         return values, None
 
+    def direct(self, args: tuple[Any, ...], places: np.ndarray, count: int, size: int) -> Any:
+        """There is no program."""
+
     def joined(self, parts: list[Any], entries: list[np.ndarray], x: Any) -> np.ndarray:
         """Return the values of all blocks; `entries`: whose values each block has."""
         if len(parts) == 1:
@@ -1047,8 +1052,13 @@ class NumpyFunction:
         return found
 
     def outcome(self, args: tuple[Any, ...]) -> Any:
-        """Return what f returns, with other data."""
+        """Return what f returns, with other data; of arrays on a device, by copies on the host."""
+        args = backend.from_device(args)
         return self.f.outcome(*replaced(args, [self.argnum], [np.array(args[self.argnum])]))
+
+    def gradient(self, args: tuple[Any, ...]) -> Any:
+        """Return the gradient of a scalar function."""
+        return plain(_output(self.of_x(args)(np.array(args[self.argnum]))))
 
     def batch(self, values: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...], xs: Any) -> Any:
         """There is no mapped call in NumPy."""

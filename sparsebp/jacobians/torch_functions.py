@@ -240,6 +240,9 @@ class TorchFunction:
                 return None, (place, flat[place].item())
         return values, None
 
+    def direct(self, args: tuple[Any, ...], places: np.ndarray, count: int, size: int) -> None:
+        """There is no program."""
+
     def joined(self, parts: list[Any], entries: list[np.ndarray], x: Any) -> Any:
         """Return the values of all blocks; `entries`: whose values each block has. An array if x is one."""
         found = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.as_tensor(x).dtype)
@@ -253,6 +256,13 @@ class TorchFunction:
         """Return what f returns, with other data."""
         x = self.at(args)[1].requires_grad_(getattr(args[self.argnum], "requires_grad", False)).clone()
         return self.f.outcome(*replaced(args, [self.argnum], [x]))
+
+    def gradient(self, args: tuple[Any, ...]) -> Any:
+        """Return the gradient of a scalar function."""
+        f, x = self.at(args)
+        with self._refusals(args), _one_at_a_time:
+            found = f(x).detach()
+        return found.numpy() if isinstance(args[self.argnum], np.ndarray) else found
 
     def batch(self, values: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...], xs: Any) -> Any:
         """Return the values at the columns of xs by one mapped call, or None where PyTorch cannot map the function."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp.core import backend
 from sparsebp.core.check import shown
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 
@@ -105,6 +106,8 @@ def joined(leaves: list[Any], batch: tuple[int, ...] = ()) -> Any:
                           for leaf in leaves])  # fmt: skip
     if jax is not None and any(isinstance(leaf, jax.Array) for leaf in leaves):
         return jax.numpy.concatenate([columns(jax.numpy.asarray(leaf)) for leaf in leaves])
+    if any(map(backend.is_on_device, leaves)):
+        return backend.namespace(*leaves).concatenate([columns(leaf) for leaf in leaves])
     if not leaves:
         return np.zeros((0, *batch))
     dtype = next((leaf.dtype for leaf in leaves if getattr(leaf, "dtype", np.dtype(int)).kind == "f"), None)
@@ -152,6 +155,11 @@ class FlatFunction:
         """The layout of the derivative's rows: of a scalar function, whose Hessian it is, that of x."""
         return self.x if self.scalar else self.y
 
+    @property
+    def plain(self) -> bool:
+        """Whether x is one vector, and the arguments are f's."""
+        return len(self.places) == 1 and self.x.plain
+
     def outcome(self, *args: Any) -> Any:
         """Return what f returns."""
         vector, rest = self.x.tree(args[self.argnum]), [*args]
@@ -163,7 +171,7 @@ class FlatFunction:
 
     def flat(self, args: tuple[Any, ...], batch: bool = False) -> tuple[Any, ...]:
         """Return the arguments that stand for those of f; `batch`: x has an axis more, the last."""
-        if len(self.places) == 1 and self.x.plain:
+        if self.plain:
             return args
         rest = [arg for place, arg in enumerate(args) if place not in self.places]
         rest.insert(self.argnum, self.x.vector("x", self._trees(args), batch))

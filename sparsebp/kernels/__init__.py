@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 from sparsebp.core import backend
 from sparsebp.kernels.spec import Kernels
@@ -20,9 +21,15 @@ def get(xp: ModuleType) -> Kernels:
         from sparsebp.kernels.host import HostKernels
 
         return Kernels(HostKernels())
+    return Kernels(on_device(xp))
+
+
+@cache
+def on_device(xp: ModuleType) -> Any:
+    """Return the launchers of CuPy's arrays without their checks, for kernels whose sources are emitted."""
     from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
 
-    return Kernels(DeviceKernels(xp, RawModuleLoader(xp)))
+    return DeviceKernels(xp, RawModuleLoader(xp))
 
 
 @cache

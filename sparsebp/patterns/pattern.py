@@ -362,6 +362,19 @@ class SparsityPattern:
         matrix.has_canonical_format = True  # saves SciPy the check
         return matrix
 
+    def to_cupyx(self, values: Array) -> Any:
+        """Return a `cupyx.scipy.sparse.csr_matrix` of this structure, with copies of its index arrays.
+
+        Parameters
+        ----------
+        values
+            (nnz,) values of CuPy, C-contiguous; shared.
+        """
+        from cupyx.scipy.sparse import csr_matrix
+
+        indptr, indices = self.device_arrays(backend.namespace(values))
+        return csr_matrix((values, indices.copy(), indptr.copy()), shape=self.shape)
+
     @classmethod
     def dense(cls, m: int, n: int) -> SparsityPattern:
         """Make the full pattern of m rows and n columns."""

@@ -367,12 +367,17 @@ class ProductPlan:
         else:
             _by_real_products(xp, multiply, a, b, out)
 
-    def form(self, role: Role, x: Array, y: Array) -> Array:
-        """Return one of A, B and C, or the gradient there, from the other two in the order of `OPERANDS`; unchecked."""
+    def form(self, role: Role, x: Array, y: Array, out: Array | None = None) -> Array:
+        """Return one of A, B and C, or the gradient there, from the other two in the order of `OPERANDS`; unchecked.
+
+        `out`, of C alone: an array for it.
+        """
         if role != "c":
             return self.gradients.unchecked(role, x, y)
         xp = backend.namespace(x, y)
-        return self._computed(xp, x, y, xp.empty((self.pattern.nnz, *(x.shape[1:] or y.shape[1:])), x.dtype))
+        if out is None:
+            out = xp.empty((self.pattern.nnz, *(x.shape[1:] or y.shape[1:])), x.dtype)
+        return self._computed(xp, x, y, out)
 
     @cached_property
     def gradients(self) -> ProductGradients:

@@ -12,6 +12,7 @@ import pytest
 import strict_cupy
 from backends import make_backend, needs_numba
 from benchmarks import gpu_products
+from benchmarks.gpu_derivatives import DerivativePoint, measure_derivative
 from benchmarks.gpu_products import CusparseProduct, ProductPoint, measure_product, planned
 from sparsebp.core.errors import DeviceError, SparseBPError
 from strict_cupy.cusparse import LIBRARY
@@ -55,6 +56,11 @@ def test_a_row_compares_a_sample_with_cusparses_product(name: str, batch: int, c
     for side in ("time", "cusparse"):
         assert row[side]["queued"] and {"host", "hertz"} <= row[side].keys()
     assert row["plan_seconds"] > 0 and row["cusparse_plan_seconds"] > 0
+
+
+def test_a_derivative_is_compared_with_the_hosts(cupy: Any) -> None:
+    row = measure_derivative(DerivativePoint("derivative", 30), cupy, ONCE)
+    assert row["host_loops_ratio"]["median"] > 0 and "CUDA kernels" in row["strategy"]
 
 
 @pytest.mark.parametrize("name", gpu_products.PRODUCTS)

@@ -11,8 +11,11 @@ from sparsebp.jacobians.tape import loops
 @pytest.fixture
 def loops_in_python(monkeypatch):
     def run(text):
-        function = loops.as_python(text, ModuleType("loop"))
+        module = ModuleType("loop")
+        function = loops.as_python(text, module)
+        module.in_parts = lambda body, team, parts, args: [body(part, *args) for part in range(parts)]
         return np.errstate(all="ignore")(function)
 
     monkeypatch.setattr(loops, "_compiled", {})
     monkeypatch.setattr(loops, "translated", run)
+    monkeypatch.setattr(loops, "GRAIN", loops.GRAIN)  # which tests may set

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import sparsebp as sb
 from sparsebp.core.errors import TracingError
-from sparsebp.jacobians.tape import UnrecordedError
+from sparsebp.jacobians.tape import UnrecordedError, loops
 from sparsebp.jacobians.tracing import gradient
 from sparsebp.patterns import color_both
 
@@ -119,12 +119,13 @@ def test_numpy(steps, n, seed):
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * (1 + abs(expected).max()))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(steps=PROGRAMS, n=st.sampled_from([1, 2, 5, 7, 11]), seed=st.integers(0, 999), kink=st.booleans(),
        dtype=st.sampled_from([np.float64, np.float32]))  # fmt: skip
 def test_compiled_as_interpreted(loops_in_python, steps, n, seed, kink, dtype):
-    """The tape gives the interpreter's values where it can record a program, at kinks as well."""
+    """The tape gives what the interpreter does where it can record a program, at kinks as well, and in parts."""
     rng = np.random.default_rng(seed)
+    loops.GRAIN = 4 if seed % 2 else 1 << 17
     f, x = program(np, steps), (rng.uniform(0.3, 1.1, n) * rng.choice([-1, 1], n)).astype(dtype)
     x[rng.random(n) < 0.3 * kink] = rng.choice([0.0, 1.0, -1.0])
     for make, g in ((sb.sparse_jacobian, f), (sb.sparse_hessian, lambda x: np.sum(f(x) ** 2))):
@@ -135,12 +136,26 @@ def test_compiled_as_interpreted(loops_in_python, steps, n, seed, kink, dtype):
             new = make(g, np.zeros(n, dtype), compiled=True)
         except UnrecordedError:
             continue
-        found, expected = new._tape._records[x.dtype].tape.values((x,)), old.values(x)
-        assert found.dtype == expected.dtype
-        if np.isfinite(found).all():
-            room = np.sqrt(np.finfo(dtype).eps) * (1 + abs(expected).max())
-            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2 * room)
-        np.testing.assert_allclose(new.values(x), expected, rtol=1e-4, atol=1e-4)
+        record, (v, w) = (
+            new._tape._records[x.dtype],
+            (rng.standard_normal(k).astype(dtype) for k in old.pattern.shape[::-1]),
+        )
+        results = [(record.run("values", (x,)), old.values(x))]
+        xs = rng.uniform(-1, 1, (n, 8)).astype(dtype)
+        results.append((record.tape.values((xs,)), np.stack([old.values(one) for one in xs.T.copy()], axis=1)))
+        if make is sb.sparse_jacobian:
+            results += [(record.run("value", (x,)), g(x)), (record.run("jvp", (x,), v), old.jvp(v, x)),
+                        (record.run("vjp", (x,), w), old.vjp(w, x))]  # fmt: skip
+        else:
+            one = np.ones(1, dtype)
+            results += [(record.run("value", (x,))[0], g(x)), (record.run("vjp", (x,), one), old.gradient(x)),
+                        (record.run("hvp", (x,), w, one), old.hvp(w, x))]  # fmt: skip
+        for found, expected in results:
+            assert found.dtype == expected.dtype
+            if np.isfinite(found).all():
+                room = np.sqrt(np.finfo(dtype).eps) * (1 + abs(expected).max())
+                np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2 * room)
+        np.testing.assert_allclose(new.values(x), results[0][1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -260,10 +260,6 @@ def test_arguments(loops_in_python):
         new.values(0.5, x, data, 3)
     xs = RNG.uniform(0.3, 1, (5, 3))
     np.testing.assert_allclose(new.batch(0.3, xs, data, 2), old.batch(0.3, xs, data, 2), rtol=1e-12)
-    with np.errstate(all="raise"):
-        state = np.geterr()
-        for _ in new._tape.batch((0.3, x, data, 2), xs.T):
-            assert np.geterr() == state  # between samples f may be called
 
 
 def test_constants_among_the_arguments(loops_in_python):
@@ -329,6 +325,71 @@ def test_sums_along_short_axes_are_no_stages():
         new = make(f, x, compiled=True)
         assert "product" not in new.describe()
         same(new, make(f, x), RNG.standard_normal(24))
+
+
+def test_parts_and_lanes_by_numba(monkeypatch):
+    """Results do not depend on the number of threads: loops in parts, one after the other and in two phases."""
+    n, t = 60, 0.3
+    x, v, xs = RNG.uniform(0.3, 1, n), RNG.standard_normal(n), RNG.uniform(0.3, 1, (n, 21))
+    monkeypatch.setattr(loops, "GRAIN", 64)
+
+    def f(x, t):
+        return np.sin(t) * x[1:] * x[:-1] ** 2
+
+    calls = {
+        sb.sparse_jacobian: [lambda jac: jac.values(x, t), lambda jac: jac.value(x, t), lambda jac: jac.jvp(v, x, t),
+                             lambda jac: jac.vjp(v[1:], x, t), lambda jac: jac.batch(xs, t)],
+        sb.sparse_hessian: [lambda hess: hess.value(x, t), lambda hess: hess.gradient(x, t),
+                            lambda hess: hess.hvp(v, x, t)],
+    }  # fmt: skip
+    for make, own in calls.items():
+        h = f if make is sb.sparse_jacobian else lambda x, t: np.sum(f(x, t) * x[1:])
+        new, old = make(h, x, t, compiled=True), make(h, x, t)
+        for call in own:
+            expected, found = call(old), []
+            for threads in (1, 1, sb.threads.most_threads()):  # the first one is compared
+                sb.threads.set_threads(threads)
+                found.append(call(new))
+            np.testing.assert_allclose(found[1], expected, rtol=1e-13)
+            np.testing.assert_array_equal(found[1], found[2])
+    steps = new._tape._records[x.dtype]._sweeps["hvp"].back
+    assert {step._phases for step in steps if len(step._cuts) > 2} == {2}
+
+
+def test_values_and_products_of_trees(loops_in_python):
+    def f(x):
+        return {"a": x["p"][1:] * x["p"][:-1], "b": (MATRIX @ x["p"]).reshape(3, 3) * x["q"]}
+
+    x, v = ({"p": RNG.uniform(0.3, 1, N), "q": RNG.uniform(0.3, 1, (1, 3))} for _ in range(2))
+    new, old = (sb.sparse_jacobian(f, x, compiled=c) for c in (True, False))
+    for _ in range(2):
+        for call in (lambda jac: jac.value(x), lambda jac: jac.jvp(v, x), lambda jac: jac.vjp(f(v), x),
+                     lambda jac: jac.value_and_jacobian(x)[0]):  # fmt: skip
+            found, expected = call(new), call(old)
+            assert found.keys() == expected.keys()
+            for key, one in expected.items():
+                np.testing.assert_allclose(found[key], one, rtol=1e-13)
+                assert found[key].shape == one.shape
+
+
+def test_values_that_are_not_finite_or_come_with_others(loops_in_python):
+    x, bad = np.array([0.3, 0.5, 2.0]), np.array([0.3, -0.5, np.nan])
+    new, old = (sb.sparse_jacobian(lambda x: np.log(x[1:]) * x[:-1], x, compiled=c) for c in (True, False))
+    for point in (x, x, bad, x[::-1].copy()[::-1], bad):
+        with np.errstate(all="ignore"):
+            for call in (lambda jac, x=point: jac.value(x), lambda jac, x=point: jac.jvp([1, 0, 2] * np.ones(3), x),
+                         lambda jac, x=point: jac.vjp(np.arange(2), x)):  # fmt: skip
+                np.testing.assert_allclose(call(new), call(old), rtol=1e-14)
+    xs = np.stack([x, bad, x, np.zeros(3), x], axis=1)
+    with np.errstate(all="ignore"):
+        for _ in range(2):
+            np.testing.assert_allclose(new.batch(xs), old.batch(xs), rtol=1e-14)
+    pair = sb.sparse_jacobian(lambda x: (x**2, "data"), x, has_aux=True, compiled=True)
+    assert pair.value_and_jacobian(x)[0][1] == "data"
+    np.testing.assert_array_equal(pair.value(x), x**2)
+    kept = sb.sparse_hessian(lambda x: 2 * np.sum(x**2), x, compiled=True)
+    assert [kept.value(x) for _ in range(3)] == pytest.approx([2 * (x**2).sum()] * 3)
+    assert isinstance(kept.value(x), np.float64)
 
 
 def test_copies_and_threads(loops_in_python):

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import numpy as np
 
+from sparsebp import kernels
+from sparsebp.core import backend, host_pool
+from sparsebp.core.check import Array
 from sparsebp.core.errors import PatternError, SparseBPError
 from sparsebp.jacobians.tape.chain import HessianTape, JacobianTape, Program, keys_of
 from sparsebp.jacobians.tape.environment import Environment
 from sparsebp.jacobians.tape.expressions import UnrecordedError
-from sparsebp.jacobians.tape.loops import finite
+from sparsebp.jacobians.tape.loops import LANES, WIDEST, finite
 from sparsebp.jacobians.tape.record import Group, Recorder
+from sparsebp.jacobians.tape.sweeps import Kind, Sweep
 from sparsebp.jacobians.trees import replaced
 from sparsebp.patterns.pattern import SparsityPattern
 
@@ -25,8 +30,9 @@ MOST_CHANGES = 3
 
 
 def plan_tape(
-    f: Callable[..., Any], args: tuple[Any, ...], argnum: int, floats: list[int], pattern: SparsityPattern, scalar: bool
-) -> JacobianTape | HessianTape:
+    f: Callable[..., Any], args: tuple[Any, ...], argnum: int, floats: list[int], pattern: SparsityPattern,
+    scalar: bool, device: Any = None,
+) -> JacobianTape | HessianTape:  # fmt: skip
     """Record a function, and plan its Jacobian, or the Hessian of a scalar one, on a pattern.
 
     Parameters
@@ -39,6 +45,8 @@ def plan_tape(
         Where derivatives may be: all others are zero.
     scalar
         Whether f returns a scalar.
+    device
+        The launchers of the device on which the tape runs (`sparsebp.kernels.on_device`), or None: on the host.
 
     Raises
     ------
@@ -52,7 +60,7 @@ def plan_tape(
             given[place] = recorder.input(place, args[place])
         elements = recorder.output(f(*given))
         stored = recorder.stored(elements) if scalar else None
-    program = Program(recorder, argnum)
+    program = Program(recorder, argnum, device)
     if stored is not None and stored.places is not None:
         return HessianTape(program, int(stored.places[0]), pattern)
     every = np.arange(elements.size)
@@ -61,11 +69,24 @@ def plan_tape(
 
 
 class _Record:
-    """A tape for x of one dtype, and the environment in which it was recorded."""
+    """A tape for x of one dtype and device, its sweeps, and the environment in which it was recorded."""
 
     def __init__(self, tape: JacobianTape | HessianTape, environment: Environment) -> None:
         self.tape, self.environment = tape, environment
-        self.trusted = False  # until it was compared
+        self.trusted = set[str]()  # kinds of results that were compared
+        self._sweeps: dict[str, Sweep] = {}
+
+    def run(self, kind: Kind | Literal["values"], args: tuple[Any, ...], *vectors: Array) -> Array:
+        """Return values on the pattern, or the result of a sweep, which is planned and compiled the first time."""
+        if kind == "values":
+            return self.tape.values(args)
+        sweep = self._sweeps.get(kind)
+        if sweep is None:
+            with _said_if_it_takes_long():
+                sweep = Sweep(self.tape.program, self.tape.outputs, kind)
+                sweep(args, *vectors)
+            self._sweeps[kind] = sweep
+        return sweep(args, *vectors)
 
 
 class TapeDerivatives:
@@ -85,7 +106,7 @@ class TapeDerivatives:
     def __init__(self, f: Callable[..., Any], of: Callable[..., Any], argnum: int, varies: Callable[[int, Any], bool],
                  pattern: SparsityPattern, scalar: bool, traced: Callable[..., SparsityPattern]) -> None:  # fmt: skip
         self._given = f, of, argnum, varies, pattern, scalar, traced
-        self._records: dict[np.dtype, _Record | None] = {}  # by the dtype of x; None: it cannot be recorded
+        self._records: dict[Any, _Record | None] = {}  # by dtype and device of x; None: it cannot be recorded
         self._waiting: Environment | None = None
         self._changes = 0
         self.reason = ""
@@ -102,49 +123,96 @@ class TapeDerivatives:
 
     def describe(self) -> str:
         """Say which way is used, and why."""
-        for record in self._records.values():
-            if record is not None:
-                return f"compiled, {record.tape.describe()}"
-        return f"interpreted: {self.reason}"
+        found: dict[bool, str] = {}  # of arrays of NumPy, and of CuPy
+        for key, record in sorted(self._records.items(), key=lambda item: item[1] is None):
+            there = isinstance(key, tuple)
+            if record is None:
+                found.setdefault(there, f"interpreted{' on the host, of CuPy' * there}: {self.reason}")
+            else:
+                found.setdefault(there, f"compiled{' as CUDA kernels' * there}, {record.tape.describe()}")
+        return "; ".join(found.values()) or f"interpreted: {self.reason}"
 
-    def values(self, args: tuple[Any, ...]) -> tuple[np.ndarray | None, bool]:
-        """Return the values on the pattern, if the tape gives them, and whether they need not be compared."""
+    def run(self, kind: Kind | Literal["values"], args: tuple[Any, ...], *vectors: Array) -> tuple[Array | None, bool]:
+        """Return the values on the pattern, or what a sweep gives, if the tape does; and whether it was compared.
+
+        Parameters
+        ----------
+        kind
+            ``"values"``, or that of a `Sweep`.
+        args
+            The arguments.
+        *vectors
+            Of the sweep.
+        """
         record = self._current(args)
-        if record is None or not record.tape.program.takes(args):
+        if record is None or not record.tape.program.takes(args) or any(
+                getattr(v, "dtype", None) != record.tape.program.dtype for v in vectors):  # fmt: skip
             return None, False
-        values = record.tape.values(args)
-        return (values, record.trusted) if finite(values) else (None, False)
+        found = record.run(kind, args, *vectors)
+        if record.tape.program.device is None:
+            usable = finite(found)
+        else:
+            usable = bool(record.tape.program.xp.isfinite(found).all())  # synchronize!
+        return (found, kind in record.trusted) if usable else (None, False)
 
-    def batch(self, args: tuple[Any, ...], xs: Iterable[np.ndarray]) -> Iterator[np.ndarray | None]:
-        """Yield the values at these x, checking the environment once; None where `values` has to see to it."""
+    def batch(self, args: tuple[Any, ...], xs: np.ndarray, first: Callable[[], np.ndarray]) -> np.ndarray | None:
+        """Return the values at the columns of xs, (nnz, B), by loops over several of them; None where there are none.
+
+        Values that are not finite are NaN: `run` has to see to them. `first` gives the values at the first column.
+        """
         record, argnum = self._current(args), self._given[2]
-        usable = record is not None and record.trusted and record.tape.program.takes(args)
-        for x in xs:
-            values = record.tape.values(replaced(args, [argnum], [x])) if record and usable else None
-            yield values if values is not None and finite(values) else None
+        if record is None or "values" not in record.trusted or not record.tape.program.takes(args):
+            return None
+        count = xs.shape[1]
+        found: Any = None
+        for begin in range(0, count, WIDEST):
+            part = xs[:, begin : begin + WIDEST]
+            own = part.shape[1]
+            if missing := -own % LANES:
+                part = np.concatenate([part, np.repeat(part[:, -1:], missing, axis=1)], axis=1)
+            with _said_if_it_takes_long():
+                values = record.tape.values(replaced(args, [argnum], [part]))
+            if "batch" not in record.trusted:
+                self.compare("batch", args, values[:, 0], first())
+                if "batch" not in record.trusted:
+                    return None
+            if count == values.shape[1]:
+                found = values
+                break
+            if found is None:
+                found = host_pool.empty(np, (len(values), count), values.dtype)
+            found[:, begin : begin + own] = values[:, :own]
+        if not finite(found.reshape(-1)):
+            found[:, ~np.isfinite(found).all(axis=0)] = np.nan
+        return found
+
+    def _key(self, args: tuple[Any, ...]) -> Any:
+        """Return where the record for these arguments is: by the dtype of x, and its device."""
+        x = args[self._given[2]]
+        return x.dtype if type(x) is np.ndarray else (x.dtype, backend.device_number(backend.namespace(x)))
 
     def _current(self, args: tuple[Any, ...]) -> _Record | None:
-        """Return the record for x of this dtype, if there is one whose environment is as it was."""
-        dtype = args[self._given[2]].dtype
-        if dtype not in self._records:
+        """Return the record for x of this dtype and device, if there is one whose environment is as it was."""
+        key = self._key(args)
+        if key not in self._records:
             self._record(args)
-        record = self._records[dtype]
+        record = self._records[key]
         return self._changed(args) if record is not None and not record.environment.holds() else record
 
-    def compare(self, args: tuple[Any, ...], values: np.ndarray, expected: np.ndarray) -> None:
-        """Trust the tape if its values are the interpreter's and most are not 0, or use it no more."""
-        dtype = args[self._given[2]].dtype
+    def compare(self, kind: str, args: tuple[Any, ...], values: Array, expected: Array) -> None:
+        """Trust results of this kind if they are the interpreter's and most are not 0, or use the tape no more."""
+        key, values, expected = self._key(args), backend.to_host(values), backend.to_host(expected)
         room = np.sqrt(np.finfo(values.dtype).eps)
         scale = np.abs(expected).max(initial=0)
         if np.allclose(values, expected, rtol=room, atol=room * scale):
-            record = self._records[dtype]
+            record = self._records[key]
             if record is not None and 2 * np.count_nonzero(expected) >= expected.size:
-                record.trusted = True
+                record.trusted.add(kind)
         else:
-            self._refuse(dtype, "its values differ from the interpreter's")
+            self._refuse(key, "its values differ from the interpreter's")
 
-    def _refuse(self, dtype: np.dtype, reason: str) -> None:
-        self._records[dtype], self.reason = None, reason
+    def _refuse(self, key: Any, reason: str) -> None:
+        self._records[key], self.reason = None, reason
 
     def _changed(self, args: tuple[Any, ...]) -> _Record | None:
         """Record anew, once the environment is as it was at the call before.
@@ -154,23 +222,23 @@ class TapeDerivatives:
         PatternError
             The function has derivatives now where it had none.
         """
-        dtype = args[self._given[2]].dtype
+        key, here = self._key(args), backend.from_device(args)
         if self._waiting is not None and self._waiting.holds():
             self._record(args)
-            return self._records[dtype]
-        pattern, found = self._given[4], self._given[6](args)
+            return self._records[key]
+        pattern, found = self._given[4], self._given[6](here)
         if found.shape != pattern.shape or not np.isin(keys_of(found), keys_of(pattern), assume_unique=True).all():
             raise PatternError("What the function finds outside of its arguments has changed, and its pattern with it",
                                expected=f"entries of {pattern}", got=repr(found),
                                remedy="Prepare it again")  # fmt: skip
         self._changes += 1
         if self._changes > MOST_CHANGES:
-            self._refuse(dtype, "what it finds outside of its arguments changes again and again")
+            self._refuse(key, "what it finds outside of its arguments changes again and again")
             return None
         try:
-            self._waiting = self._environment(args)
+            self._waiting = self._environment(here)
         except SparseBPError as error:
-            self._refuse(dtype, str(error))
+            self._refuse(key, str(error))
         return None
 
     def _environment(self, args: tuple[Any, ...]) -> Environment:
@@ -181,26 +249,33 @@ class TapeDerivatives:
     def _record(self, args: tuple[Any, ...]) -> Exception | None:
         """Record and compile; return an error instead, if there is one."""
         _, of, argnum, varies, pattern, scalar, _ = self._given
-        start, dtype = time.perf_counter(), args[argnum].dtype
+        key, here, xp = self._key(args), backend.from_device(args), backend.namespace(args[argnum])
         try:
-            environment = self._environment(args)
-            floats = [place for place, arg in enumerate(args) if varies(place, arg)]
-            tape = plan_tape(of, args, argnum, floats, pattern, scalar)
+            environment = self._environment(here)
+            floats = [place for place, arg in enumerate(here) if varies(place, arg)]
+            device = None if backend.is_host(xp) else kernels.on_device(xp)
+            tape = plan_tape(of, here, argnum, floats, pattern, scalar, device)
             if not environment.holds():
                 raise UnrecordedError("The function changes what it finds outside, and cannot be compiled")
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), _said_if_it_takes_long():
                 tape.values(args)  # compiles
         except Exception as error:  # whatever a compiler raises: the function can be interpreted
-            self._refuse(dtype, str(error) if isinstance(error, SparseBPError) else repr(error))
+            self._refuse(key, str(error) if isinstance(error, SparseBPError) else repr(error))
             return error
         self.reason = ""
-        self._records[dtype] = _Record(tape, environment)
-        seconds = time.perf_counter() - start
-        if seconds > PATIENCE and sys.stderr is not None:
-            print(f"sparsebp: recorded and compiled the derivatives of a function in {seconds:.0f} s; "
-                  "the machine code is kept on disk", file=sys.stderr, flush=True)  # fmt: skip
+        self._records[key] = _Record(tape, environment)
         return None
 
 
 PATIENCE = 2.0
 """Seconds of compilation about which nothing is said."""
+
+
+@contextlib.contextmanager
+def _said_if_it_takes_long() -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds = time.perf_counter() - start
+    if seconds > PATIENCE and sys.stderr is not None:
+        print(f"sparsebp: compiled derivatives of a function in {seconds:.0f} s; the machine code is kept on disk",
+              file=sys.stderr, flush=True)  # fmt: skip

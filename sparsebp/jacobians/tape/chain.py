@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparsebp.core import graphs, host_pool
+from sparsebp.core.check import Array
+from sparsebp.jacobians.tape.device import DeviceLoop, DeviceMultiplied
 from sparsebp.jacobians.tape.expressions import Expression, evaluated, gradient, leaves_of, renumbered
-from sparsebp.jacobians.tape.loops import Leaf, Loop, Root
+from sparsebp.jacobians.tape.loops import Leaf, Loop, Root, Where, compiled
 from sparsebp.jacobians.tape.record import Group, Linear, Recorder, used
 from sparsebp.patterns.pattern import SparsityPattern
 from sparsebp.products.product import ProductPlan, plan_product
@@ -27,31 +30,64 @@ X, CONSTANT = -1, -2
 class Buffers:
     """Arrays between the steps of a call, used again by later ones: new pages take longer than loops that fill them."""
 
-    def __init__(self, dtype: np.dtype) -> None:
-        self._dtype, self._free = dtype, list[dict[Any, np.ndarray]]()
+    def __init__(self, program: Program) -> None:
+        self._dtype, self._xp = program.dtype, program.xp
+        self._free: dict[tuple[int, ...], list[dict[Any, np.ndarray]]] = {}
 
     @contextlib.contextmanager
-    def taken(self) -> Iterator[Callable[[Any, int], np.ndarray]]:
-        """Lend arrays by name and size; no two calls at one time get the same."""
+    def taken(self, batch: tuple[int, ...] = ()) -> Iterator[Arrays]:
+        """Lend arrays by name and size, of a batch (B,) with B columns; no two calls at one time get the same."""
+        if self._xp is not np:  # whose pool keeps memory, by streams
+            yield lambda name, size, fill=None: self._new((size, *batch), fill)
+            return
+        free = self._free.setdefault(batch, [])
         try:
-            arrays = self._free.pop()
+            arrays = free.pop()
         except IndexError:
             arrays = {}
 
-        def array(name: Any, size: int) -> np.ndarray:
+        def array(name: Any, size: int, fill: Callable[[np.ndarray], None] | None = None) -> np.ndarray:
             found = arrays.get(name)
             if found is None:
-                found = arrays[name] = np.empty(size, self._dtype)
+                found = arrays[name] = np.empty((size, *batch), self._dtype)
+                if fill is not None:  # numbers that later calls leave as they are
+                    fill(found)
             return found
 
         yield array
-        self._free.append(arrays)
+        free.append(arrays)
+
+    def _new(self, shape: tuple[int, ...], fill: Callable[[Array], None] | None) -> Array:
+        found = self._xp.empty(shape, self._dtype)
+        if fill is not None:
+            fill(found)
+        return found
+
+
+Arrays = Callable[..., Array]
+"""Of `Buffers`: name, size, and what fills a new array; one is (size,), or of a batch (size, B)."""
+
+
+def columns(values: Array, like: Array) -> Array:
+    """Return values that all samples of a batch share, if there is one."""
+    return values if like.ndim == 1 else values[:, None]
 
 
 class Program:
-    """A record, and how its numbers depend on x."""
+    """A record, and how its numbers depend on x.
 
-    def __init__(self, recorder: Recorder, argnum: int) -> None:
+    Parameters
+    ----------
+    recorder
+        Of the function.
+    argnum
+        The place of x among the arguments.
+    device
+        The launchers of the device whose kernels the loops become, or None: they run on the host.
+    """
+
+    def __init__(self, recorder: Recorder, argnum: int, device: Any = None) -> None:
+        self.device, self.xp = device, np if device is None else device.xp
         self.dtype, self.size, self.table = recorder.dtype, recorder.size, recorder.table
         self.inputs, self.constants = recorder.inputs, recorder.constants
         self.stages: list[Any] = [used(stage) if isinstance(stage, Group) else stage for stage in recorder.stages]
@@ -59,6 +95,9 @@ class Program:
         self.level = np.full(self.size, CONSTANT)
         self.level[self.first : self.first + self.n] = X
         self.slopes = [self._leveled(stage) for stage in self.stages]
+        self.argnum = argnum
+        added = [stage.to for stage in self.stages if isinstance(stage, Group) and stage.adds]
+        self._sums = [np.unique(np.concatenate(added))] if added and device is None else []
         self.fixed = np.zeros(self.size, bool)  # constants, whatever the arguments
         for start, values in self.constants:
             self.fixed[start : start + len(values)] = True
@@ -66,6 +105,7 @@ class Program:
         for start, values in self.constants:
             first = start - self.size + len(self._behind)
             self._behind[first : first + len(values)] = values
+        self._kept_behind = self.kept(self._behind)
 
     def _leveled(self, stage: Group | Linear) -> dict[int, Expression]:
         """Set the level of what a stage stores, and return its derivatives by the leaves that depend on x."""
@@ -89,12 +129,33 @@ class Program:
         mine = [k for k, leaf in enumerate(group.leaves) if (self.level[leaf] > CONSTANT).any()]
         return gradient(group.expression, mine)
 
-    def numbers(self, args: tuple[Any, ...], found: np.ndarray) -> np.ndarray:
-        """Return the numbers, with arguments and constants in place, and zeros for sums."""
+    def kept(self, array: np.ndarray) -> Array:
+        """Return a constant array where the tape runs."""
+        return graphs.kept(self.xp, array)
+
+    def loop(self, leaves: Sequence[Leaf], roots: Sequence[Root], count: int) -> Loop:
+        """Return a loop that runs where the tape does."""
+        return Loop(leaves, roots, count) if self.device is None else DeviceLoop(self.device, leaves, roots, count)
+
+    def multiplied(self, matrix: Any, places: np.ndarray, to: np.ndarray, where: Where = "numbers",
+                   *, adds: bool = False) -> Multiplied | DeviceMultiplied:  # fmt: skip
+        """Return a product with a constant matrix that runs where the tape does."""
+        if self.device is None:
+            return Multiplied(matrix, places, to, where, adds=adds)
+        return DeviceMultiplied(self.device, matrix, places, to, where, adds=adds)
+
+    def numbers(self, args: tuple[Any, ...], array: Arrays) -> Array:
+        """Return the numbers: arguments and constants in place, and zeros for sums. x of a batch is (n, B)."""
+        found = array("numbers", self.size, self._fill)
         for place, start, shape in self.inputs:
-            found[start : start + math.prod(shape)] = np.ravel(args[place])
-        found[len(found) - len(self._behind) :] = self._behind
+            value = args[place] if place == self.argnum or not shape else columns(args[place].ravel(), found)
+            found[start : start + math.prod(shape)] = value
+        for places in self._sums:
+            found[places] = 0
         return found
+
+    def _fill(self, found: Array) -> None:
+        found[len(found) - len(self._behind) :] = columns(self._kept_behind, found)
 
     def constants_at(self, leaf: np.ndarray) -> np.ndarray:
         """Return the constants that a leaf reads."""
@@ -104,7 +165,7 @@ class Program:
     def takes(self, args: tuple[Any, ...]) -> bool:
         """Return whether the arguments have the shapes and dtypes of the record."""
         return all(
-            np.shape(args[place]) == shape
+            getattr(args[place], "shape", ()) == shape
             and (type(args[place]) is float or getattr(args[place], "dtype", None) == self.dtype)
             for place, _, shape in self.inputs
         )
@@ -161,12 +222,16 @@ class Out:
             value = evaluated(value, {k: self.program.constants_at(group.leaves[k]) for k in reads})
         self._fixed.append((places, np.broadcast_to(value, places.shape)))
 
-    def finish(self, targets: Iterable[Block]) -> None:
-        """Plan where the array begins, and which values are stored rather than added; `targets` are added to later."""
+    def finish(self, targets: Iterable[Block], overwritten: Iterable[Block] = ()) -> None:
+        """Plan where the array begins, and which values are stored rather than added.
+
+        `targets` are added to later, and `overwritten` written to.
+        """
         self.start = np.zeros(self.size + 1, self.program.dtype)
         for places, values in self._fixed:
             np.add.at(self.start, places, values)  # -1 is the last
         self.start[-1] = 0
+        self._kept_start = self.program.kept(self.start)
         writers = np.bincount(np.concatenate([np.zeros(0, int), *(p for _, p, _ in self._writes)]) + 1,
                               minlength=self.size + 1)[1:]  # fmt: skip
         alone = np.append((writers == 1) & (self.start[:-1] == 0), True)
@@ -175,25 +240,25 @@ class Out:
         for value, places, stage in self._writes:
             adds = not alone[places].all()
             stored[places] |= not adds
-            root = Root(value, "out", np.where(places < 0, self.size, places), adds)
+            root = Root(value, "out", np.where(places < 0, self.size, places), adds, self.size)
             self.roots.setdefault(stage, []).append(root)
         final = {block.part.start for block in targets}
+        later = {block.part.start for block in overwritten if len(block.keys)}
         self._copied = []
-        self.constant: dict[int, np.ndarray] = {}  # blocks that nothing is written to
+        self.constant: dict[int, Array] = {}  # blocks that nothing is written to
         for block in self._blocks:
             if not writers[block.part].any() and block.part.start not in final and len(block.keys):
-                self.constant[block.part.start] = self.start[block.part]
-            elif not stored[block.part].all():
-                self._copied.append(block.part)
+                self.constant[block.part.start] = self._kept_start[block.part]
+            elif not stored[block.part].all() and not (block.part.start in later and len(block.keys)):
+                self._copied.append((block.part, not self.start[block.part].any()))
 
-    def array(self, found: np.ndarray | None = None) -> np.ndarray:
-        """Return the array, to be filled: a new one unless it is given."""
-        found = np.empty_like(self.start) if found is None else found
-        for part in self._copied:
-            found[part] = self.start[part]
+    def begin(self, found: Array) -> Array:
+        """Return an array, ready for loops to add to."""
+        for part, zero in self._copied:
+            found[part] = 0 if zero else columns(self._kept_start[part], found)
         return found
 
-    def part(self, array: np.ndarray, block: Block) -> np.ndarray:
+    def part(self, array: Array, block: Block) -> Array:
         """Return the values of a block."""
         constant = self.constant.get(block.part.start) if len(block.keys) else None
         return array[block.part] if constant is None else constant
@@ -205,10 +270,10 @@ class Added(NamedTuple):
     whole: bool
     loop: Loop | None
 
-    def __call__(self, values: np.ndarray, out: np.ndarray) -> None:
+    def __call__(self, values: Array, out: Array) -> None:
         """Add values to an array."""
         if self.whole:
-            np.add(out, values, out=out)
+            out += values
         elif self.loop is not None:
             self.loop(values, out, out)
 
@@ -220,7 +285,7 @@ def added(program: Program, places: np.ndarray, size: int) -> Added:
     if whole or not len(mine):
         return Added(whole, None)
     root = Root(program.table.make("leaf", 0), "out", places[mine], adds=True)
-    return Added(False, Loop([Leaf("numbers", mine)], [root], len(mine)))
+    return Added(False, program.loop([Leaf("numbers", mine)], [root], len(mine)))
 
 
 def keys_of(pattern: SparsityPattern) -> np.ndarray:
@@ -281,19 +346,28 @@ class Chain:
         top = range(self.depth) if pattern is None else [self.depth]
         order = [*((d, X) for d in top), *(at for at in sets if at[1] != X or at[0] not in top)]
         self.blocks = {at: self.out.block(sets[at]) for at in order}  # results one behind the other
+        first: dict[tuple[int, int], Any] = {}  # the first product of each target, and whether it is all of it
+        for at, *_, plan in products:
+            first.setdefault(at, plan if np.array_equal(keys_of(plan.pattern), sets[at]) else None)
+        local_at = {at: self.out.block(_distinct(keys[at])) if first.get(at) else self.blocks[at] for at in keys}
         for at, found in keys.items():
             for entry, wanted in zip(entries[at[0]], found, strict=True):
-                self.out.write(entry.value, self.blocks[at].find(wanted), entry.stage)
+                self.out.write(entry.value, local_at[at].find(wanted), entry.stage)
         results = [self.blocks[d, X] for d in top]
-        self.out.finish([*results, *(self.blocks[at] for at, *_ in products)])
+        whole = [self.blocks[at] for at, plan in first.items() if plan]
+        self.out.finish([*results, *(self.blocks[at] for at, *_ in products)], whole)
         self.products = []
         for at, left, right, plan in products:
             target = self.blocks[at]
-            places = target.find(keys_of(plan.pattern))
+            starts = first[at] is plan
+            block = local_at[at] if starts else None
+            of = keys_of(plan.pattern) if block is None else block.keys
+            places = target.find(of)
             add = added(program, np.where(places < 0, -1, places - target.part.start), len(target.keys))
-            self.products.append((target, self.blocks[left], self.blocks[right], plan, add))
-        self.most = max((plan.pattern.nnz for *_, plan, _ in self.products), default=0)
-        self._results = slice(0, sum(len(block.keys) for block in results))
+            self.products.append(Product(target, self.blocks[left], self.blocks[right], plan, block, add))
+        self.most = max((plan.pattern.nnz for *_, plan, _, _ in self.products), default=0)
+        self.size = sum(len(block.keys) for block in results)
+        self.apart = pattern is not None and bool(first.get(final))
 
     def _note_needed(self, needed: np.ndarray, read: list[np.ndarray]) -> None:
         """Add the numbers on which the needed ones depend."""
@@ -335,9 +409,9 @@ class Chain:
             plans = [((d, X), (d, e), (e, X), plan_product(self._pattern(local[d, e], (d, e)),
                                                            self._pattern(sets[e, X], (e, X))))
                      for e in range(d) if len(local[d, e])]  # fmt: skip
-            products += plans
             whole = given is not None and d == self.depth
             sets[d, X] = keys_of(given) if given is not None and whole else _union(local[d, X], plans)
+            products += sorted(plans, key=lambda plan: plan[-1].pattern.nnz < len(sets[plan[0]]))
         return sets, products
 
     def _reverse(self, local: dict[tuple[int, int], np.ndarray], given: SparsityPattern) -> Plan:
@@ -351,13 +425,33 @@ class Chain:
                          for s in range(X, e) if len(local[e, s]) and len(sets[top, e])]  # fmt: skip
         return sets, products
 
-    def run(self, out: np.ndarray, array: Callable[[Any, int], np.ndarray]) -> np.ndarray:
-        """Return the values of all levels, one behind the other, or of the outputs, from local derivatives."""
-        part = self.out.part
-        for target, left, right, plan, add in self.products:
-            product = array("product", self.most)[: plan.pattern.nnz]
-            add(plan(part(out, left), part(out, right), out=product), part(out, target))
-        return out[self._results]
+    def run(self, out: Array, array: Arrays, result: Array | None = None) -> Array:
+        """Return the values of all levels, one behind the other, or of the outputs, from local derivatives.
+
+        These are a part of `out`, or where the last block is a product of its own (`apart`), in `result`.
+        """
+        for target, left, right, plan, block, add in self.products:
+            a, b = self.out.part(out, left), self.out.part(out, right)
+            to = result if self.apart and target.part.start == 0 and result is not None else self.out.part(out, target)
+            product = array("product", self.most)[: plan.pattern.nnz] if block is None else to
+            if a.ndim == b.ndim == 1 < to.ndim:  # of constants
+                product[:] = plan.form("c", a, b)[:, None]
+            else:
+                plan.form("c", a, b, product)
+            local = product if block is None else self.out.part(out, block)
+            add(local if local.ndim == to.ndim else np.repeat(local[:, None], to.shape[1], axis=1), to)
+        return out[: self.size] if result is None or not self.apart else result
+
+
+class Product(NamedTuple):
+    """A planned product: added to its target, or where `block` is given all of it, to which that is added."""
+
+    target: Block
+    left: Block
+    right: Block
+    plan: ProductPlan
+    block: Block | None
+    add: Added
 
 
 def _distinct(keys: list[np.ndarray]) -> np.ndarray:
@@ -382,16 +476,13 @@ class Turn(NamedTuple):
         return [one.places for one in (self.roots if written else self.leaves) if one.where == "numbers"]
 
 
-def turn_of(group: Group, roots: list[Root], adjoint: np.ndarray | None = None) -> Turn:
-    """Return the loop of a group; `adjoint`: where those of its values stand, the last leaf."""
-    leaves = [Leaf("numbers", leaf) for leaf in group.leaves]
-    if adjoint is not None:
-        leaves.append(Leaf("adjoints", adjoint))
-    return Turn(tuple(leaves), tuple(roots), len(group.to))
+def turn_of(group: Group, roots: list[Root], *others: Leaf) -> Turn:
+    """Return the loop of a group, whose roots read `others` too, behind its own leaves."""
+    return Turn((*(Leaf("numbers", leaf) for leaf in group.leaves), *others), tuple(roots), len(group.to))
 
 
 def steps_of(program: Program, roots: dict[int, list[Root]], read: np.ndarray,
-             outputs: tuple[Group, ...] = ()) -> list[Loop | Multiplied]:  # fmt: skip
+             outputs: tuple[Group, ...] = ()) -> list[Any]:  # fmt: skip
     """Return what to run, in order: loops that write roots, and store the numbers that these, or later ones, read.
 
     `roots`: by the number of their stage; -1 and below are outputs. `read`: numbers that others read.
@@ -416,16 +507,47 @@ def steps_of(program: Program, roots: dict[int, list[Root]], read: np.ndarray,
         if own:
             note_read(read, stage, own)
             turns.insert(0, turn_of(stage, own))
-    return [Loop(*turn) if isinstance(turn, Turn) else Multiplied(turn.whole, _range(turn.places), _range(turn.to))
+    return [program.loop(*turn) if isinstance(turn, Turn) else program.multiplied(turn.whole, turn.places, turn.to)
             for turn in merged(turns, program.size)]  # fmt: skip
 
 
-class Multiplied(NamedTuple):
-    """A constant matrix, and where it reads and writes numbers."""
+MULTIPLY = """# smooth, with subnormal numbers
+def run(data, indices, indptr, x, to, adds):
+    for i in range(len(to)):
+        total = x[np.uint64(to[i])] if adds else data.dtype.type(0)
+        for k in range(indptr[i], indptr[i + 1]):
+            total += data[np.uint64(k)] * x[np.uint64(indices[k])]
+        x[np.uint64(to[i])] = total
+"""
 
-    matrix: Any
-    places: Any
-    to: Any
+
+class Multiplied:
+    """A constant matrix times what stands at `places` of an array; the products are stored, or added, at others."""
+
+    def __init__(self, matrix: Any, places: np.ndarray, to: np.ndarray, where: Where = "numbers",
+                 *, adds: bool = False) -> None:  # fmt: skip
+        self._matrix, self._places, self._where, self._adds = matrix, _range(places), where, adds
+        self._indices = places[matrix.indices].astype(np.uint32)
+        self._indptr, self._to = matrix.indptr.astype(np.int64), to.astype(np.uint32)
+
+    def __call__(self, numbers: np.ndarray, adjoints: np.ndarray, out: np.ndarray) -> None:
+        """Multiply, in the array that it is for."""
+        x = numbers if self._where == "numbers" else adjoints if self._where == "adjoints" else out
+        if x.ndim == 1:
+            compiled(MULTIPLY)(self._matrix.data, self._indices, self._indptr, x, self._to, self._adds)
+        else:
+            products = self._matrix @ x[self._places]
+            x[self._to] = x[self._to] + products if self._adds else products
+
+
+def transposed(program: Program, matrix: Any, places: np.ndarray, to: np.ndarray, where: Where = "adjoints") -> Any:
+    """Return the product with a transposed matrix, of what stands at `to`; -1 among `places` is nowhere."""
+    from scipy.sparse import csr_array
+
+    inside = np.flatnonzero(places >= 0)
+    rows, row = np.unique(places[inside], return_inverse=True)  # numbers may be read several times
+    spread = csr_array((np.ones(len(inside), matrix.dtype), (row, inside)), (len(rows), len(places)))
+    return program.multiplied((spread @ matrix.T.tocsr()).tocsr(), to, rows, where, adds=True)
 
 
 def _range(places: np.ndarray) -> Any:
@@ -492,15 +614,6 @@ def note_read(read: np.ndarray, group: Group, roots: list[Root]) -> None:
             read[group.leaves[k]] = True
 
 
-def run_steps(steps: list[Loop | Multiplied], numbers: np.ndarray, out: np.ndarray) -> None:
-    """Run loops and products with matrices."""
-    for step in steps:
-        if isinstance(step, Multiplied):
-            numbers[step.to] = step.matrix @ numbers[step.places]
-        else:
-            step(numbers, out, out)
-
-
 def described(program: Program, steps: Iterable[Any], products: int) -> str:
     """Say of what a tape consists."""
     loops = sum(isinstance(step, Loop) for step in steps)
@@ -515,23 +628,27 @@ class JacobianTape:
 
     def __init__(self, program: Program, outputs: tuple[Group, ...], pattern: SparsityPattern) -> None:
         self.program = program
-        outputs = tuple(used(group) for group in outputs)
+        self.outputs = outputs = tuple(used(group) for group in outputs)
         self.chain = Chain(program, np.zeros(program.size, bool), outputs, pattern)
         self.steps = steps_of(program, self.chain.out.roots, np.zeros(program.size, bool), outputs)
-        self._buffers = Buffers(program.dtype)
+        self._buffers = Buffers(program)
 
-    def values(self, args: tuple[Any, ...]) -> np.ndarray:
-        """Return the values on the pattern."""
+    def values(self, args: tuple[Any, ...]) -> Array:
+        """Return the values on the pattern, or of a batch, x (n, B), with as many columns."""
         program, local = self.program, self.chain.out
-        with self._buffers.taken() as array:
-            numbers = program.numbers(args, array("numbers", program.size))
+        with self._buffers.taken(args[program.argnum].shape[1:]) as array:
+            numbers = program.numbers(args, array)
             if not self.chain.products:  # what the loops fill is the result
-                out = local.array()
-                run_steps(self.steps, numbers, out)
+                out = local.begin(host_pool.empty(program.xp, (len(local.start), *numbers.shape[1:]), program.dtype))
+                for step in self.steps:
+                    step(numbers, out, out)
                 return self.chain.run(out, array)
-            out = local.array(array("local", len(local.start)))
-            run_steps(self.steps, numbers, out)
-            return self.chain.run(out, array).copy()
+            out = local.begin(array("local", len(local.start)))
+            for step in self.steps:
+                step(numbers, out, out)
+            result = host_pool.empty(program.xp, (self.chain.size, *numbers.shape[1:]), program.dtype)
+            found = self.chain.run(out, array, result)
+            return found if found is result else found.copy()
 
     def describe(self) -> str:
         """Say of what the tape consists."""
@@ -542,7 +659,8 @@ class HessianTape:
     """The Hessian of a recorded scalar, (n, n), on a symmetric pattern: equal to its transpose to the last bit."""
 
     def __init__(self, program: Program, output: int, pattern: SparsityPattern) -> None:
-        self.program, n, self._buffers = program, program.n, Buffers(program.dtype)
+        self.program, n, self._buffers = program, program.n, Buffers(program)
+        self.outputs = (Group(program.table.make("leaf", 0), (np.array([output]),), np.zeros(1, np.int64), False),)
         self.output, level, stages = output, program.level, program.stages
         self.pattern = pattern
         alive = np.zeros(program.size, bool)  # whose adjoints are not zero
@@ -633,10 +751,12 @@ class HessianTape:
             places = [np.where(of_p[at] == k, at, len(of_p)) for at, k in zip(places, (both, mirrored), strict=True)]
         mine = np.flatnonzero((places[0] < len(of_p)) | (places[1] < len(of_p)))
         make = program.table.make
-        spread = Loop([Leaf("numbers", at[mine]) for at in places],
-                      [Root(make("add", make("leaf", 0), make("leaf", 1)), "out", mine, adds=True)], len(mine),
-                      ) if len(mine) else None  # fmt: skip
-        self.products = jacobian.transpose_permutation.astype(np.intp), inner, len(keys), add_wx, add_ww, outer, spread
+        both_sides = Root(make("add", make("leaf", 0), make("leaf", 1)), "out", mine, adds=True)
+        leaves = [Leaf("numbers", at[mine]) for at in places]
+        spread = program.loop(leaves, [both_sides], len(mine)) if len(mine) else None
+        moved = Root(make("leaf", 0), "out", np.arange(jacobian.nnz), adds=False)
+        turn = program.loop([Leaf("numbers", jacobian.transpose_permutation)], [moved], jacobian.nnz)
+        self.products = turn, inner, len(keys), add_wx, add_ww, outer, spread
 
     def _plan_steps(self, wants: np.ndarray) -> None:
         program = self.program
@@ -649,9 +769,9 @@ class HessianTape:
                 continue
             if isinstance(stage, Linear):
                 if wants[stage.places].any():
-                    mine = np.flatnonzero(wants[stage.places])
-                    self.back.append((stage.matrix.T.tocsr()[mine], self.adjoint[stage.to],
-                                      self.adjoint[stage.places[mine]]))  # fmt: skip
+                    self.back.append(
+                        transposed(program, stage.matrix, self.adjoint[stage.places], self.adjoint[stage.to])
+                    )
                 continue
             lam = program.table.make("leaf", len(stage.leaves))
             roots = list(self.out.roots.get(number, []))
@@ -659,50 +779,48 @@ class HessianTape:
                 to = self.adjoint[stage.leaves[k]]
                 if (to >= 0).any():
                     to = np.where(to < 0, self.adjoints, to)
-                    roots.append(Root(make("multiply", slope, lam), "adjoints", to, adds=True))
+                    roots.append(Root(make("multiply", slope, lam), "adjoints", to, True, self.adjoints))
             if roots:
                 note_read(read, stage, roots)
-                self.back.append(Loop(*turn_of(stage, roots, self.adjoint[stage.to])))
+                self.back.append(program.loop(*turn_of(stage, roots, Leaf("adjoints", self.adjoint[stage.to]))))
         self.steps = steps_of(program, self.chain.out.roots, read)
 
-    def values(self, args: tuple[Any, ...]) -> np.ndarray:
-        """Return the values on the pattern."""
-        with self._buffers.taken() as array:
+    def values(self, args: tuple[Any, ...]) -> Array:
+        """Return the values on the pattern, or of a batch, x (n, B), with as many columns."""
+        with self._buffers.taken(args[self.program.argnum].shape[1:]) as array:
             return self._values(args, array)
 
-    def _values(self, args: tuple[Any, ...], array: Callable[[Any, int], np.ndarray]) -> np.ndarray:
+    def _values(self, args: tuple[Any, ...], array: Arrays) -> Array:
         program, of_chain = self.program, self.chain.out
-        numbers = program.numbers(args, array("numbers", program.size))
-        local = of_chain.array(array("local", len(of_chain.start)))
-        out = self.out.array(None if self.products is None else array("out", len(self.out.start)))
-        run_steps(self.steps, numbers, local)
+        numbers = program.numbers(args, array)
+        local = of_chain.begin(array("local", len(of_chain.start)))
+        out = self.out.begin(host_pool.empty(program.xp, (len(self.out.start), *numbers.shape[1:]), program.dtype))
+        for step in self.steps:
+            step(numbers, local, local)
         adjoints = array("adjoints", self.adjoints + 1)
         adjoints[:] = 0
         adjoints[self.adjoint[self.output]] = 1
         for step in self.back:
-            if isinstance(step, Loop):
-                step(numbers, adjoints, out)
-            else:
-                matrix, source, to = step
-                np.add.at(adjoints, to, matrix @ adjoints[source])
+            step(numbers, adjoints, out)
         found = out[: self.pattern.nnz]
         if self.products is None:
             return found
-        transposed, inner, size, add_wx, add_ww, outer, spread = self.products
+        turn, inner, size, add_wx, add_ww, outer, spread = self.products
         jacobian = self.chain.run(local, array)
         q = array("q", size)
         q[:] = 0
         add_wx(out[self.blocks[1].part], q)
         if inner is not None:
-            half = np.multiply(out[self.blocks[2].part], 0.5, out=array("half", len(self.blocks[2].keys)))
-            add_ww(inner(half, jacobian, out=array("inner", inner.pattern.nnz)), q)
+            half = program.xp.multiply(out[self.blocks[2].part], 0.5, out=array("half", len(self.blocks[2].keys)))
+            add_ww(inner.form("c", half, jacobian, array("inner", inner.pattern.nnz)), q)
         if spread is not None:
             both = array("both", outer.pattern.nnz + 1)
             both[-1] = 0  # read where there is no entry
-            turned = np.take(jacobian, transposed, out=array("turned", len(transposed)), mode="clip")
-            outer(turned, q, out=both[:-1])
+            turned = array("turned", len(jacobian))
+            turn(jacobian, turned, turned)
+            outer.form("c", turned, q, both[:-1])
             spread(both, found, found)
-        return found.copy()
+        return found
 
     def describe(self) -> str:
         """Say of what the tape consists."""

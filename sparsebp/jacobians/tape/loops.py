@@ -18,9 +18,25 @@ import numpy as np
 
 from sparsebp.core.errors import SparseBPError
 from sparsebp.core.files import cache_folder, write_atomically
-from sparsebp.jacobians.tape.expressions import KINKED, Expression, UnrecordedError, parts_of
+from sparsebp.jacobians.tape.expressions import CHEAP, KINKED, Expression, UnrecordedError, parts_of
 
-Where = Literal["numbers", "adjoints", "out"]
+Where = Literal["numbers", "adjoints", "out", "parts"]
+Way = Literal["alone", "parts", "lanes"]
+"""Of a loop: on one thread, in parts for several, or in parts and for several samples."""
+LANES, WIDEST = 8, 64
+"""Samples of a batch that are computed together, a cache line of float64; most samples of a call, a multiple of it."""
+GRAIN, MOST_PARTS = 1 << 17, 32
+"""Operations that one part should at least have, some 60 microseconds; parts of a loop."""
+COSTLY = 16
+"""Operations that an exponential, or another such function, takes as long as."""
+OF_BOOLS = {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or",
+            "logical_xor", "invert", "isfinite", "isinf", "isnan", "signbit"}  # fmt: skip
+BODY = """def body(part, parts, phase, phases, stride, numbers, adjoints, out, room, sums, index, at, cuts):
+    chunk = phase + part * phases"""
+ENTRY = """
+def run(team, *args):
+    in_parts(body, team, args[0], args)
+"""
 
 CODE = {
     **{name: f"np.{name}({{0}})" for name in (
@@ -55,29 +71,67 @@ class Leaf(NamedTuple):
 
 
 class Root(NamedTuple):
-    """An expression, and where its value goes at each turn: added to what is there, or in place of it."""
+    """An expression, and where its value goes at each turn: added to what is there, or in place of it.
+
+    Values at the place `nowhere` are never read.
+    """
 
     expression: Expression
     where: Where
     places: np.ndarray
     adds: bool
+    nowhere: int = -1
 
 
 class Loop:
-    """A compiled loop."""
+    """A compiled loop: of the numbers of one x, (size,), or of a batch of x, (size, B), B a multiple of LANES.
+
+    Long ones are cut into parts for threads, by their length alone: results do not depend on the number of threads.
+    Parts that add to the same places, next to each other, run in two phases.
+    """
 
     def __init__(self, leaves: Sequence[Leaf], roots: Sequence[Root], count: int) -> None:
-        self.count = count
-        self._table: list[np.ndarray] = []
-        self._steps: list[int] = []
-        self._run = compiled(self._text(leaves, roots))
+        self.count, self._given = count, (leaves, roots)
+        work = count * sum(1 if e.op in CHEAP else COSTLY for e in parts_of(root.expression for root in roots))
+        self._cuts, self._phases = cuts_of(roots, count, work // GRAIN)
+        self._in_lanes: tuple[Any, ...] | None = None  # what a batch needs, made at the first one
+        self._work = work
+        way: Way = "alone" if len(self._cuts) == 2 else "parts"
+        self._run = compiled(self._text(leaves, roots, way))
         table = np.stack(self._table, axis=1) if self._table else np.zeros((1, 1))
         self._index = np.ascontiguousarray(table, np.uint32)
         self._at = np.array(self._steps or [0], np.int64)
 
     def __call__(self, numbers: np.ndarray, adjoints: np.ndarray, out: np.ndarray) -> None:
         """Run; all arrays have one dtype."""
-        self._run(numbers, adjoints, out, self._index, self._at, self.count)
+        if numbers.ndim == 2:
+            self._run_batch(numbers, adjoints, out)
+        elif len(self._cuts) == 2:
+            self._run(numbers, adjoints, out, self._index, self._at, self.count)
+        else:
+            self._run_parts(self._run, self._cuts, self._phases, numbers, adjoints, out)
+
+    def _run_batch(self, numbers: np.ndarray, adjoints: np.ndarray, out: np.ndarray) -> None:
+        if self._in_lanes is None:
+            text = self._text(*self._given, "lanes")  # has the same places, in the same order
+            self._in_lanes = compiled(text), *cuts_of(self._given[1], self.count, self._work * WIDEST // GRAIN)
+        run, cuts, phases = self._in_lanes
+        self._run_parts(run, cuts, phases, numbers, adjoints, out)
+
+    def _run_parts(self, run: Callable[..., None], cuts: np.ndarray, phases: int, numbers: np.ndarray,
+                   adjoints: np.ndarray, out: np.ndarray) -> None:  # fmt: skip
+        from sparsebp.kernels.host.engine.threads import team
+
+        parts, batch = len(cuts) - 1, numbers.shape[1:]
+        sums = np.zeros((parts, max(len(self._sums), 1), *batch), numbers.dtype)
+        room = np.empty(parts * (len(self._given[1]) * LANES + self._fixed * math.prod(batch)), numbers.dtype)
+        flat = [array.reshape(-1) for array in (numbers, adjoints, out, room, sums)]
+        for phase in range(phases):
+            own = len(range(phase, parts, phases))
+            run(team(own), own, phase, phases, *(batch or (1,)), *flat, self._index, self._at, cuts)
+        arrays = {"numbers": numbers, "adjoints": adjoints, "out": out}
+        for k, (where, place) in enumerate(self._sums):
+            arrays[where][place] += sums[:, k].sum(axis=0)
 
     def _place(self, index: np.ndarray, lines: list[str]) -> tuple[str, bool]:
         """Return the index at turn i as text, and whether it is the same at all turns."""
@@ -97,47 +151,125 @@ class Loop:
         self._table.append(index)
         return f"index[i, {len(self._table) - 1}]", False
 
-    def _text(self, leaves: Sequence[Leaf], roots: Sequence[Root]) -> str:
+    def _condition(self, root: Root, place: str) -> str:
+        """Return the condition under which a root is written: always, also where nobody reads it."""
+        return ""
+
+    def _text(self, leaves: Sequence[Leaf], roots: Sequence[Root], way: Way = "alone") -> str:
+        self._table: list[np.ndarray] = []
+        self._steps: list[int] = []
+        self._sums: list[tuple[Where, int]] = []  # roots that are summed over all turns
         order = parts_of(root.expression for root in roots)
+        lanes = way == "lanes"
         before: list[str] = ["    kind = numbers.dtype.type"]
+        starts: list[str] = []  # of lanes, at each turn
+        fixed_lines: list[str] = []  # of each lane, before the turns
         inside: list[str] = []
         after: list[str] = []
         name: dict[int, str] = {}
         fixed = set[int]()  # the same at all turns
+        self._fixed = 0  # numbers of each sample that are kept for all turns
+
+        def at_lane(where: str, place: str, same: bool) -> str:
+            """Return the element of a lane."""
+            if not lanes:
+                return f"{where}[{place}]"
+            lines, line = (before, "    ") if same else (starts, "        ")
+            lines.append(f"{line}p{len(before) + len(starts)} = np.int64({place}) * stride")
+            return f"{where}[np.uint64({lines[-1].split()[0]} + lane + b)]"
+
         for e in order:
             name[e.key] = f"v{len(name)}"
             if e.op == "number":
                 number = "math.inf" if e.args[0] == math.inf else "-math.inf" if e.args[0] == -math.inf else (
                     "math.nan" if math.isnan(e.args[0]) else repr(e.args[0]))  # fmt: skip
-                code, same = f"kind({number})", True
-            elif e.op == "leaf":
+                fixed.add(e.key)
+                before.append(f"    {name[e.key]} = kind({number})")
+                continue
+            if e.op == "leaf":
                 leaf = leaves[e.args[0]]
                 place, same = self._place(leaf.places, before)
-                code = f"{leaf.where}[{place}]"
+                code = at_lane(leaf.where, place, same)
             else:
                 if e.op not in CODE:
                     raise UnrecordedError(f"numpy.{e.op}")
                 code = CODE[e.op].format(*(name[a.key] for a in e.args))
-                same = all(a.key in fixed for a in e.args)
+                same = all(a.key in fixed for a in e.args) and not (lanes and e.op in OF_BOOLS)
             if same:
                 fixed.add(e.key)
-            (before if same else inside).append(f"{'' if same else '    '}    {name[e.key]} = {code}")
+            if same and lanes:
+                kept = f"room[np.uint64(base + {len(roots) * LANES} + {self._fixed} * stride + lane + b)]"
+                fixed_lines += [f"            {name[e.key]} = {code}", f"            {kept} = {name[e.key]}"]
+                inside.append(f"                {name[e.key]} = {kept}")
+                self._fixed += 1
+            elif same:
+                before.append(f"    {name[e.key]} = {code}")
+            else:
+                inside.append(f"        {'        ' * lanes}{name[e.key]} = {code}")
+        ends: list[str] = []
         for turn, root in enumerate(roots):
-            value = name[root.expression.key]
+            value, kept = name[root.expression.key], f"room[np.uint64(base + {turn * LANES} + b)]"
             place, same = self._place(root.places, before)
-            if same and root.adds and self.count > 1:
+            summed = same and root.adds and self.count > 1
+            nth = len(self._sums)
+            if summed:
+                self._sums.append((root.where, int(root.places[0])))
+            if lanes:
+                inside.append(f"                {kept} = {value}")
+                to = (f"sums[np.uint64((chunk * SUMS + {nth}) * stride + lane + b)]" if summed
+                      else at_lane(root.where, place, same))  # fmt: skip
+                ends.append(f"                {to} {'+' * root.adds}= {kept}")
+            elif summed:
                 before.append(f"    s{turn} = kind(0)")
                 inside.append(f"        s{turn} += {value}")
-                after.append(f"    {root.where}[{place}] += s{turn}")
+                to = f"{root.where}[{place}] +" if way == "alone" else f"sums[chunk * SUMS + {nth}] "
+                after.append(f"    {to}= s{turn}")
             else:
-                inside.append(f"        {root.where}[{place}] {'+' if root.adds else ''}= {value}")
-        kinked = any(e.op in KINKED for e in order)
-        kind = "kinked" if kinked else "smooth"
-        lines = [f"# {kind}, with subnormal numbers", "def run(numbers, adjoints, out, index, at, count):"]
-        return "\n".join([*lines, *before, "    for i in range(count):", *inside, *after, ""])
+                sign = "+=" if root.adds else "="
+                inside.append(f"        {self._condition(root, place)}{root.where}[{place}] {sign} {value}")
+        kind = "kinked" if any(e.op in KINKED for e in order) else "smooth"
+        if way == "alone":
+            lines = [f"# {kind}, with subnormal numbers", "def run(numbers, adjoints, out, index, at, count):"]
+            return "\n".join([*lines, *before, "    for i in range(count):", *inside, *after, ""])
+        turns = "    for i in range(cuts[chunk], cuts[chunk + 1]):"
+        if lanes:
+            samples, each = f"for lane in range(0, stride, {LANES}):", f"for b in range({LANES}):"
+            before.append(f"    base = chunk * ({len(roots) * LANES} + {self._fixed} * stride)")
+            before += [f"    {samples}", f"        {each}", *fixed_lines] if fixed_lines else []
+            inside = [*starts, f"        {samples}", f"            {each}", *inside]
+            for line in ends:
+                inside += [f"            {each}", line]
+        text = "\n".join([f"# {kind}, with subnormal numbers, in parts", BODY, *before, turns, *inside, *after, ENTRY])
+        return text.replace("SUMS", str(max(len(self._sums), 1)))
 
 
 _compiled: dict[str, Callable[..., None]] = {}
+
+
+def cuts_of(roots: Sequence[Root], count: int, parts: int) -> tuple[np.ndarray, int]:
+    """Return where the parts of a loop begin and end, and in how many phases they run.
+
+    One part, if others than neighbours write to the same place.
+    """
+    parts = min(parts, MOST_PARTS, count)
+    cuts = np.arange(parts + 1) * count // max(parts, 1)
+    phases, part = 1, np.repeat(np.arange(parts), np.diff(cuts))
+    for where in ("numbers", "adjoints", "out") if parts > 1 else ():
+        mine = [root for root in roots if root.where == where and not (root.adds and _same_at_all(root.places))]
+        if not mine:
+            continue
+        size = 1 + max(int(root.places.max()) for root in mine)
+        first, last = np.full(size, parts), np.full(size, -1)
+        for root in mine:
+            inside = root.places != root.nowhere
+            np.minimum.at(first, root.places[inside], part[inside])
+            np.maximum.at(last, root.places[inside], part[inside])
+        phases = max(phases, 1 + int((last - first).max()))
+    return (cuts, phases) if parts > 1 and phases <= 2 else (np.array([0, count]), 1)
+
+
+def _same_at_all(places: np.ndarray) -> bool:
+    return bool((places == places[0]).all())
 
 
 def compiled(text: str) -> Callable[..., None]:
@@ -170,19 +302,32 @@ def translated(text: str) -> Callable[..., None]:
     import numba
     from numba.core.typed_passes import NativeLowering
 
-    from sparsebp.kernels.host.engine.compile import JIT, SERIAL, KernelCompiler
+    from sparsebp.kernels.host.engine.compile import JIT, SERIAL, KernelCompiler, _InnerCompiler
+    from sparsebp.kernels.host.engine.threads import in_parts
 
     class Compiler(KernelCompiler):
         """As of kernels, but subnormal numbers count: the values are those of NumPy."""
 
         lowering = NativeLowering
 
+    class Body(_InnerCompiler):
+        """Of what runs in parts: numbers, derivatives and what is kept in between are different arrays."""
+
+        def _compile_core(self) -> Any:
+            self.state.flags.noalias = True
+            return super()._compile_core()
+
     name = "loop_" + hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
     path = _on_disk(name, text)
     options = dict(SERIAL if text.startswith("# smooth") else JIT, cache=path is not None, pipeline_class=Compiler)
     module = ModuleType(f"{__name__}.{name}")
     sys.modules[module.__name__] = module  # where Numba looks for it when it reads machine code
-    function = numba.njit(**options)(as_python(text, module, path or f"<{name}>"))
+    function = as_python(text, module, path or f"<{name}>")
+    scope = vars(module)
+    if "body" in scope:
+        inner = dict(options, cache=False, no_cpython_wrapper=True, pipeline_class=Body)
+        scope |= {"body": numba.njit(**inner)(scope["body"]), "in_parts": in_parts}
+    function = numba.njit(**options)(function)
     if path is not None:
         _compile_unreadable(function._cache)
     return function

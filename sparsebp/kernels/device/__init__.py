@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from sparsebp.kernels.device.conv import ConvolutionKernels
 from sparsebp.kernels.device.dense import DenseKernels
-from sparsebp.kernels.device.launch import Launcher, RawModuleLoader, options, source
+from sparsebp.kernels.device.launch import Launcher, RawModuleLoader, emitted, options, source
 from sparsebp.kernels.device.optim import OptimizerKernels, WindowKernels
 from sparsebp.kernels.device.rnn import LinearRecurrenceKernels, RecurrentKernels, SelectiveScanKernels
 from sparsebp.kernels.device.sparse import CsrKernels, SpgemmKernels, ValueKernels
 
-__all__ = ["DeviceKernels", "Launcher", "RawModuleLoader", "options", "source"]
+__all__ = ["DeviceKernels", "Launcher", "RawModuleLoader", "emitted", "options", "source"]
 
 
 class DeviceKernels(

@@ -25,6 +25,8 @@ WARP = 32
 BLOCK = 256
 WARP_A_ROW = (WARP, BLOCK // WARP)
 """A block in which a warp has a row, or whatever a kernel gives to one."""
+BLOCKS_AT_ONCE = 8
+"""Blocks of `BLOCK` threads that a multiprocessor holds."""
 MAX_THREADS = 1024
 MAX_GRID = 2**31 - 1
 MAX_INT32 = 2**31 - 1025
@@ -122,6 +124,14 @@ class Launcher:
         grid = ceil_div(count, block[1]) if batch else 0
         self._launch(file, name, defines, grid, block, (*args, np.int64(count), *map(np.int32, sizes)))
 
+    def launch_emitted(self, file: str, like: Array, count: int, *args: Any) -> None:
+        """Run kernel ``run`` of an emitted file, of the dtype of `like`, with a thread for each of `count` turns.
+
+        Threads take further turns where there are more than a device runs at a time. `count` is the last argument.
+        """
+        grid = min(ceil_div(count, BLOCK), BLOCKS_AT_ONCE * self.loader.multiprocessors)
+        self._launch(file, "run", c_types(REAL=like), grid, (BLOCK,), (*args, np.int64(count)))
+
     def _allow(self, kernel: _Kernel, name: str, grid: int, shared: int) -> None:
         """Check sizes that few launches have, and ask the driver for so much shared memory, once a kernel."""
         if shared > self.loader.max_shared_memory or grid > MAX_GRID:
@@ -199,10 +209,20 @@ in float32, and only there, numbers below 1.2e-38 count as zero on a GPU. That s
 exponential on the chain of a recurrent step, and nothing here needs such numbers."""
 
 
+_emitted: dict[str, str] = {}
+
+
+def emitted(text: str) -> str:
+    """Return a name for a source that was written at run time, under which it is compiled like a file of ``cuda/``."""
+    name = f"emitted_{hashlib.sha256(text.encode()).hexdigest()[:24]}.cu"
+    _emitted[name] = text
+    return name
+
+
 @cache
 def source(file: str) -> str:
-    """Return the text of a file of ``cuda/`` with its ``#include "…"`` lines resolved: the compiler's input."""
-    text = (resources.files("sparsebp.kernels.device") / "cuda" / file).read_text(encoding="utf-8")
+    """Return the text of a file of ``cuda/``, or an emitted one, with ``#include "…"`` lines resolved."""
+    text = _emitted.get(file) or (resources.files("sparsebp.kernels.device") / "cuda" / file).read_text("utf-8")
     lines = [f'#line 1 "{file}"']
     for number, line in enumerate(text.splitlines(), start=1):
         header = _INCLUDE.fullmatch(line)
