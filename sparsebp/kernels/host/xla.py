@@ -208,7 +208,7 @@ def _same_rows(rows, values):
 
 @numba.njit(**INNER_JIT)
 def _extra(frame, first):
-    """Return whether there are lengths, operand `first`, and the sizes of the resets, the last one; (0, 1, 1) for none."""
+    """Return whether there are lengths, operand `first`, and the sizes of the resets, the last one, or (0, 1, 1)."""
     count = _word(frame, ARGUMENT_COUNT)
     last = _argument(frame, count - 1)
     resets = count > first and _word(last, _TYPE) & 0xFFFFFFFF == BOOLEAN
@@ -294,12 +294,15 @@ def _run_forward(frame, like):
     if _by_chains(sizes, pairs, of_reset, given and samples > batch):
         x, y, start, out = rows
         own = _apart(x, pairs), _apart(y, pairs), _apart(start, pairs), _apart(out, pairs)
-        ends, run = _ends(lengths, sizes, pairs, given), (_chains(sizes, pairs), ACROSS, pairs, _reverse(frame), resets)
+        ends, layout = (
+            _ends(lengths, sizes, pairs, given),
+            (_chains(sizes, pairs), ACROSS, pairs, _reverse(frame), resets),
+        )
         if batch * width <= (2 * NARROW if pairs else NARROW):
-            chains.forward(ALONE, 1, run, np.empty(0, np.float64), ends, reset, own)
+            chains.forward(ALONE, 1, layout, np.empty(0, np.float64), ends, reset, own)
         else:
             parts = divide(3 * steps * batch * width, threads <= 1, batch, width)[0]
-            chains.forward(team if parts > 1 else ALONE, parts, run, rows[0].values[:0], ends, reset, own)
+            chains.forward(team if parts > 1 else ALONE, parts, layout, rows[0].values[:0], ends, reset, own)
         return 0
     parts, samples, block = divide(3 * steps * batch * width, threads <= 1, batch, width)
     run = (sizes, (samples, block), lengths, resets, _reverse(frame), False, form)
@@ -325,17 +328,17 @@ def _run_backward(frame, like):
     at_start, at_b = _rows(gh0, state, 1, like), _rows(gb, sizes, 1, like)
     team, threads = atomic_load(_published()), atomic_load(_published() + 8)
     if _by_chains(sizes, pairs, of_reset, given and samples > batch):
-        run = _chains(sizes, pairs), ACROSS, pairs, _reverse(frame), resets, summed
+        layout = _chains(sizes, pairs), ACROSS, pairs, _reverse(frame), resets, summed
         own = (
             _apart(factors, pairs), _apart(start, pairs), _apart(out, pairs), _apart(at_out, pairs),
             _apart(at_start, pairs), _apart(at_a, pairs), _apart(at_b, pairs),
         )  # fmt: skip
         ends = _ends(lengths, sizes, pairs, given)
         if batch * width <= (2 * NARROW if pairs else NARROW):
-            chains.backward(ALONE, 1, run, np.empty(0, np.float64), ends, reset, own)
+            chains.backward(ALONE, 1, layout, np.empty(0, np.float64), ends, reset, own)
         else:
             parts = divide(5 * steps * batch * width, threads <= 1, batch, width)[0]
-            chains.backward(team if parts > 1 else ALONE, parts, run, factors.values[:0], ends, reset, own)
+            chains.backward(team if parts > 1 else ALONE, parts, layout, factors.values[:0], ends, reset, own)
         return 0
     pieces = _same_rows(at_a, np.zeros(len(at_a.values) if summed else 0, at_a.values.dtype))
     rows = (factors, factors, start, out, at_out, at_start, pieces, at_a, at_b, reset)
