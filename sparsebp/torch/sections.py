@@ -165,15 +165,15 @@ class Sections(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> MAY_BE_NONE:
         sos, x, zi, saved = ctx.saved_tensors
         if is_differentiated():
-            return *_gradients(sos, x, zi, *grads[:2], ctx.dim), None
+            return *_gradients(sos, x, zi, grads[0], grads[1], ctx.dim), None
         with torch._C._AutoDispatchBelowAutograd():
             return *filter_vjp(sos, x, saved, *grads[:2], ctx.dim), None
 
     @staticmethod
     def jvp(ctx: Any, dsos: Tensor | None, dx: Tensor | None, dzi: Tensor | None, *_: None) -> MAY_BE_NONE:
         with primals(ctx.saved_tensors[:3]) as inputs:
-            along = (torch.zeros_like(x) if d is None else d for x, d in zip(inputs, (dsos, dx, dzi), strict=True))
-            return *_tangents(*inputs, *along, ctx.dim), None
+            along = [torch.zeros_like(x) if d is None else d for x, d in zip(inputs, (dsos, dx, dzi), strict=True)]
+            return *_tangents(inputs, along, ctx.dim), None
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[int | None], sos: Tensor, x: Tensor, zi: Tensor, dim: int) -> Any:
@@ -223,10 +223,9 @@ def _gradients(
     return of_sos, arriving.movedim(-1, dim).to(x.dtype), of_zi.movedim(-1, dim + 1)
 
 
-def _tangents(
-    sos: Tensor, x: Tensor, zi: Tensor, dsos: Tensor, dx: Tensor, dzi: Tensor, dim: int
-) -> tuple[Tensor, Tensor]:
-    """Return the derivatives of y and of the last states along (dsos, dx, dzi)."""
+def _tangents(inputs: Sequence[Tensor], along: Sequence[Tensor], dim: int) -> tuple[Tensor, Tensor]:
+    """Return the derivatives of y and of the last states along tangents of sos, x and zi."""
+    (sos, x, zi), (dsos, dx, dzi) = inputs, along
     of_states = zi.movedim(dim + 1, -1), dzi.movedim(dim + 1, -1)
     signals, du = _signals(sos, x.movedim(dim, -1).double(), of_states[0]), dx.movedim(dim, -1).double()
     last = []

@@ -263,26 +263,30 @@ def test_layers_are_those_without_pytorch(
         np.testing.assert_allclose(tensors[1].grad.numpy(), found.h0, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("nonlinearity", ["identity", "positive"])
-@pytest.mark.parametrize("reverse", [False, True])
-def test_the_mingrus_operator_has_all_derivatives(nonlinearity, reverse):
+@pytest.mark.parametrize(("nonlinearity", "reverse", "gates"), [
+    ("identity", False, 2), ("positive", True, 2), ("positive", False, 3), ("identity", True, 3),
+])  # fmt: skip
+def test_the_operator_of_gated_layers_has_all_derivatives(nonlinearity, reverse, gates):
     torch.manual_seed(0)
-    p, h0 = torch.randn(5, 2, 6, requires_grad=True, **F8), torch.randn(2, 3, requires_grad=True, **F8)
+    p, h0 = torch.randn(3, 2, 2 * gates, requires_grad=True, **F8), torch.randn(2, 2, requires_grad=True, **F8)
 
     def run(p, h0):
         return gated.run_min_gru(p, h0, None, nonlinearity, reverse)
 
-    z, rest, c, _ = gated._gate_and_candidate(p, nonlinearity)
+    z, rest, c, *_ = gated._gate_and_candidate(p, h0, nonlinearity)
+    if gates == 3:
+        i, f = p[..., :2].sigmoid(), p[..., 2:4].sigmoid()
+        torch.testing.assert_close((z, rest), (i / (f + i), f / (f + i)))
     torch.testing.assert_close(run(p, h0), loop(rest, z * c, h0, reverse=reverse))
     assert torch.autograd.gradcheck(run, (p, h0), check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(run, (p, h0))
-    lengths = torch.tensor([3, 0])
+    lengths = torch.tensor([2, 0])
     ended = functools.partial(gated.run_min_gru, lengths=lengths, nonlinearity=nonlinearity, reverse=reverse)
     torch.testing.assert_close(ended(p, h0), loop(rest, z * c, h0, reverse, lengths.tolist()))
     assert torch.autograd.gradcheck(ended, (p, h0), check_forward_ad=True)
     assert torch.autograd.gradgradcheck(ended, (p, h0))
-    many = torch.randn(4, 5, 2, 6, **F8)
-    for dims, tensors in (((0, None), (many, h0)), ((2, 1), (many.movedim(0, 2), h0.expand(4, 2, 3).movedim(0, 1)))):
+    many = torch.randn(4, 3, 2, 2 * gates, **F8)
+    for dims, tensors in (((0, None), (many, h0)), ((2, 1), (many.movedim(0, 2), h0.expand(4, 2, 2).movedim(0, 1)))):
         found = torch.func.vmap(run, in_dims=dims)(*tensors)
         torch.testing.assert_close(found, torch.stack([run(one, h0) for one in many]))
     want = torch.func.jacfwd(run)(p, h0)
