@@ -191,7 +191,7 @@ def ewm(
     Notes
     -----
     With a missing value, ``adjust=False`` and ``com=1``, pandas 3.1 departs from its documented weights; this function
-    does not.
+    does not. Infinities, which pandas counts as missing, reach all later means.
 
     Examples
     --------
