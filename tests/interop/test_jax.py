@@ -277,7 +277,7 @@ def test_transposes_and_padding(reverse, lengths):
             return scanned(jnp.where(padding, 0, a), b, h0, steps_of, reverse=reverse)
 
         found = jax.jit(jax.linear_transpose(lambda b, h0: run(nans, b, h0), b, h0))(g)
-        want = jax.jit(lambda g: jax.vjp(partial(plain, a), b, h0)[1](g))(g)
+        want = jax.jit(jax.vjp(partial(plain, a), b, h0)[1])(g)
         for one, other in zip(found, want, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-12)
         again, wanted = (jax.jit(jax.jacrev(lambda a, f=f: squares(f, a)))(x) for f, x in ((run, nans), (plain, a)))

@@ -50,7 +50,7 @@ def everything() -> list[jax.Array]:
         (A, A**2, -(B[0].T ** 2), A[..., :4], B[..., :4]),
     )
     calls = [
-        (lambda a, b: sj.linear_recurrence(a, b, lengths=LENGTHS), (A, B)),
+        (lambda a, b: sj.linear_recurrence(a, b, lengths=LENGTHS, reset=B > 1), (A, B)),
         (lambda a, b: sj.linear_recurrence(a, b, reverse=True), (A[:1] * 1j, B * 1j)),
         (lambda *v: sj.selective_scan(*v)[0], scans),
         (lambda v, w: sj.product(product, v, w), (values, values)),

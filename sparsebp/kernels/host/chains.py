@@ -286,8 +286,13 @@ def _ask(values, offset, of_chain, n):
 def _take_flags(keep, size, source, of_step, of_chain, n, count):
     """Write 0 for a reset and 1 for none."""
     for i in range(count):
-        for c in range(n):
-            keep[i * size + c] = 1.0 - source[i * of_step + c * of_chain]
+        flags, row = advance(source, i * of_step), advance(keep, i * size)
+        if of_chain == 1:  # a loop of its own: LLVM makes vectors of it
+            for c in range(n):
+                row[c] = 0.0 if flags[c] else 1.0
+        else:
+            for c in range(n):
+                row[c] = 0.0 if flags[c * of_chain] else 1.0
 
 
 @device

@@ -237,9 +237,9 @@ def _merged(of_a, of_reset, sizes, pairs, lengths):
 
 
 @numba.njit(**INNER_JIT)
-def _by_chains(sizes, pairs, of_reset, own_lengths):
-    """Whether the kernel of chains runs: for few states, and where units have resets or lengths of their own."""
-    return sizes[1] * sizes[2] <= NARROW * (2 if pairs else 1) or of_reset[2] > 1 or own_lengths
+def _by_chains(sizes, pairs, of_reset, own_lengths, summed):
+    """Whether the kernel of chains runs: for few states, lengths of each unit, or sums over steps with its resets."""
+    return sizes[1] * sizes[2] <= NARROW * (2 if pairs else 1) or own_lengths or (summed and of_reset[2] > 1)
 
 
 @numba.njit(**INNER_JIT)
@@ -291,7 +291,7 @@ def _run_forward(frame, like):
     state = _rows(h0, (1, batch, width), 1, like)
     rows = (_rows(a, of_a, 0 if form[0] else 1, like), _rows(b, sizes, 1, like), state, _rows(h, sizes, 1, like))
     team, threads = atomic_load(_published()), atomic_load(_published() + 8)
-    if _by_chains(sizes, pairs, of_reset, given and samples > batch):
+    if _by_chains(sizes, pairs, of_reset, given and samples > batch, False):
         x, y, start, out = rows
         own = _apart(x, pairs), _apart(y, pairs), _apart(start, pairs), _apart(out, pairs)
         ends, layout = (
@@ -327,7 +327,7 @@ def _run_backward(frame, like):
     start, out, at_out = _rows(h0, state, 1, like), _rows(h, sizes, 1, like), _rows(gh, sizes, 1, like)
     at_start, at_b = _rows(gh0, state, 1, like), _rows(gb, sizes, 1, like)
     team, threads = atomic_load(_published()), atomic_load(_published() + 8)
-    if _by_chains(sizes, pairs, of_reset, given and samples > batch):
+    if _by_chains(sizes, pairs, of_reset, given and samples > batch, summed):
         layout = _chains(sizes, pairs), ACROSS, pairs, _reverse(frame), resets, summed
         own = (
             _apart(factors, pairs), _apart(start, pairs), _apart(out, pairs), _apart(at_out, pairs),
