@@ -14,6 +14,7 @@ from hypothesis import strategies as hs
 import sparsebp as sb
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from strategies import seeds, sizes
+from thread_counts import assert_same_for_any_number_of_threads
 
 # The definitions, over (T, N); `ends` and `final` are numbers 0 and 1.
 
@@ -148,6 +149,12 @@ def test_ewm_long_options_and_transforms():
     half = tensor.bfloat16()
     assert torch.equal(sb.ewm(half, alpha=0.01), sb.ewm(half.float(), alpha=0.01).bfloat16())
     assert sb.gae(0.99, 0.95, half, half, half, half > 1)[0].dtype == torch.bfloat16
+
+
+def test_any_number_of_threads_gives_the_same():
+    x = np.random.default_rng(0).standard_normal((501, 203))
+    x[np.random.default_rng(1).random(x.shape) < 0.1] = np.nan
+    assert_same_for_any_number_of_threads(lambda: [sb.ewm(x, span=20, dim=dim) for dim in (0, 1)])
 
 
 V, DONE = np.zeros((4, 2)), np.zeros((4, 2), bool)
