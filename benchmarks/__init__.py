@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 MODULES = {
     "recurrent": "recurrent", "long-sequences": "recurrent", "inference": "recurrent", "torch": "recurrent",
     "scan": "scan", "chains": "scan", "linear": "linear", "spgemm": "spgemm", "spgemm-sweep": "spgemm",
+    "filters": "filters",
     "factor": "factor", "factor-kinds": "factor_kinds", "solvers": "solvers", "kept-pattern": "kept_pattern",
     "function-jacobian": "functions", "derivatives": "derivatives", "least-squares": "fits",
     "sparse-grad": "sparse_grad",

@@ -45,7 +45,7 @@ Result: TypeAlias = Mapping[str, Any]
 
 _PACKAGES = (
     "numpy", "scipy", "numba", "torch", "triton", "cupy-cuda12x", "cupy-cuda13x", "python-graphblas", "mkl", "jax",
-    "onnxruntime", "pyamg",
+    "onnxruntime", "pyamg", "pandas", "arch", "torchlpc",
 )  # fmt: skip
 
 _COPIED = 1 << 27

@@ -241,7 +241,7 @@ def torch_sides(task: Task, compiled: bool, note: Callable[[str], None]) -> dict
         return y.detach(), *torch.autograd.grad(y, tensors, incoming)
 
     outputs = {
-        name: partial(_OUTPUTS[task.kind], torch, scan) for name, scan in (("loop", _torch_loop), ("scan", _torch_scan))
+        name: partial(_OUTPUTS[task.kind], torch, scan) for name, scan in (("loop", _torch_loop), ("scan", torch_scan))
     }
     found: dict[str, Callable[[], Any]] = {f"torch, {name}": partial(side, out) for name, out in outputs.items()}
     if compiled:
@@ -287,10 +287,10 @@ def _torch_training(task: Task, compiled: bool, note: Callable[[str], None]) -> 
         return step
 
     found: dict[str, Callable[[], Any]] = {
-        f"torch, {name}": side(lambda call: call, scan) for name, scan in (("loop", _torch_loop), ("scan", _torch_scan))
+        f"torch, {name}": side(lambda call: call, scan) for name, scan in (("loop", _torch_loop), ("scan", torch_scan))
     }
     if compiled:
-        _compiled(task, found, lambda: side(torch.compile, _torch_scan), note)
+        _compiled(task, found, lambda: side(torch.compile, torch_scan), note)
     return found
 
 
@@ -302,7 +302,7 @@ def _torch_loop(a: Any, b: Any) -> Any:
     return import_torch().stack(found)
 
 
-def _torch_scan(a: Any, b: Any) -> Any:
+def torch_scan(a: Any, b: Any) -> Any:
     torch = import_torch()
     apart = 1
     while apart < len(b):

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp import kernels
+from sparsebp.core import host_pool
 from sparsebp.core.check import check_flag, check_integer, check_number
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.scan import linear_recurrence
@@ -163,7 +165,7 @@ def ewm(
     Parameters
     ----------
     x
-        Values, with the steps along `dim`; float32 is computed as such, where pandas converts it.
+        Values, with the steps along `dim`. Arrays are summed in float64, tensors in their dtype.
     com, span, halflife, alpha
         One of them: the center of mass, ``α = 1 / (1 + com)``; the span, ``α = 2 / (span + 1)``; the half-life,
         ``α = 1 - 2 ** (-1 / halflife)``; or α itself, 0 < α ≤ 1.
@@ -189,7 +191,7 @@ def ewm(
     Notes
     -----
     With a missing value, ``adjust=False`` and ``com=1``, pandas 3.1 departs from its documented weights; this function
-    does not.
+    does not. Infinities, which pandas counts as missing, reach all later means.
 
     Examples
     --------
@@ -201,37 +203,48 @@ def ewm(
     least, adjust = check_integer("min_periods", min_periods, 0), check_flag("adjust", adjust)
     ignore_na, xp = check_flag("ignore_na", ignore_na), _namespace(x)
     values, dim = _widened(_float("x", x)), _axis(dim, x)
-    steps, shape = values.shape[dim], [-1 if axis == dim else 1 for axis in range(values.ndim)]
-    time = (np.arange(steps) if xp is np else xp.arange(steps, device=x.device)).reshape(shape)
-    if not _may_have_gaps(xp, values):
-        if adjust and xp is np:
-            found = _run(1 - alpha, values, None, dim)
-            early = _sums_of_weights(alpha, steps).astype(values.dtype)
-            found[_steps(found, dim, slice(len(early)))] /= early.reshape(shape)
-            found[_steps(found, dim, slice(len(early), None))] *= alpha
-        elif adjust:
-            sums = xp.full((steps,), 1 / alpha, dtype=values.dtype, device=x.device)
+    run = _ewm_of_arrays if xp is np else _ewm_of_tensors
+    return _as(x, run(values, alpha, adjust, ignore_na, least, dim))
+
+
+def _ewm_of_arrays(x: Any, alpha: float, adjust: bool, ignore_na: bool, least: int, dim: int) -> Any:
+    """Return the means by their kernel, which runs next to each other the chains of the longer side of `dim`."""
+    y, (before, steps, behind) = host_pool.empty(np, x.shape, x.dtype), _around(x, dim)
+    axes = (1, 2, 0) if before > behind else (1, 0, 2)
+    given, written = (array.reshape(before, steps, behind).transpose(axes) for array in (x, y))
+    kernels.on_host().averages.run(given, alpha, adjust, ignore_na, least, written)
+    return y
+
+
+def _ewm_of_tensors(x: Any, alpha: float, adjust: bool, ignore_na: bool, least: int, dim: int) -> Any:
+    """Return the means by operations that can be differentiated."""
+    torch = sys.modules["torch"]
+    steps, shape = x.shape[dim], [-1 if axis == dim else 1 for axis in range(x.ndim)]
+    time = torch.arange(steps, device=x.device).reshape(shape)
+    if not _may_have_gaps(torch, x):
+        if adjust:
+            sums = torch.full((steps,), 1 / alpha, dtype=x.dtype, device=x.device)
             early = _sums_of_weights(alpha, steps)
-            sums[: len(early)] = xp.as_tensor(early, dtype=values.dtype, device=x.device)
-            found = _run(1 - alpha, values, None, dim) / sums.reshape(shape)
+            sums[: len(early)] = torch.as_tensor(early, dtype=x.dtype, device=x.device)
+            found = _run(1 - alpha, x, None, dim) / sums.reshape(shape)
         else:
-            found = _run(1 - alpha, xp.where(time == 0, values, alpha * values), None, dim)
-        return _as(x, found if least < 2 else xp.where(time + 1 < least, math.nan, found))
+            found = _run(1 - alpha, torch.where(time == 0, x, alpha * x), None, dim)
+        return found if least < 2 else torch.where(time + 1 < least, math.nan, found)
     # between two values nothing changes; the older ones' weight shrinks when the next one comes
-    there = ~xp.isnan(values)
-    before = _latest(xp, xp.where(there, time, -1), dim)  # the last value's step before each step
-    gaps = xp.where(there, 1 if ignore_na else time - before, 0)
-    decay, values, one = _powers(1 - alpha, gaps, values), xp.where(there, values, 0), xp.ones_like(values)
+    there = ~torch.isnan(x)
+    before = _latest(torch, torch.where(there, time, -1), dim)  # the last value's step before each step
+    gaps = torch.where(there, 1 if ignore_na else time - before, 0)
+    decay, values, one = (1 - alpha) ** gaps.to(x.dtype), torch.where(there, x, 0), torch.ones_like(x)
     seen = there | (before >= 0)
     if adjust:
-        weights = _run(decay, xp.where(there, one, 0), None, dim)
-        found = _run(decay, values, None, dim) / xp.where(seen, weights, 1)
+        weights = _run(decay, torch.where(there, one, 0), None, dim)
+        found = _run(decay, values, None, dim) / torch.where(seen, weights, 1)
     else:
-        share = xp.where(there, xp.where(before < 0, one, alpha / (decay + alpha)), 0)
+        share = torch.where(there, torch.where(before < 0, one, alpha / (decay + alpha)), 0)
         found = _run(1 - share, share * values, None, dim)
     if least > 1:
-        seen = seen & (xp.cumsum(xp.where(there, 1, 0), dim) >= least)
-    return _as(x, xp.where(seen, found, math.nan))
+        seen = seen & (torch.cumsum(torch.where(there, 1, 0), dim) >= least)
+    return torch.where(seen, found, math.nan)
 
 
 # Arrays and tensors.
@@ -293,9 +306,14 @@ def _checked(given: dict[str, Any], done: Any, terminated: Any) -> tuple[Any, li
 
 def _axis(dim: int, x: Any) -> int:
     """Return the number of an axis, from 0."""
-    if isinstance(dim, bool) or not isinstance(dim, int) or not -x.ndim <= dim < x.ndim:
-        raise OptionError("The steps have no axis", expected=f"one of the {x.ndim} axes", got=dim)
-    return dim % x.ndim
+    if x.ndim == 0:
+        raise ShapeError("The steps have no axis", expected="at least one axis", got=())
+    return check_integer("the steps' axis", dim, -x.ndim, x.ndim - 1) % x.ndim
+
+
+def _around(x: Any, dim: int) -> tuple[int, int, int]:
+    """Return the numbers before, along and behind an axis."""
+    return math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
 
 
 def _steps(x: Any, dim: int, part: slice) -> tuple[slice, ...]:
@@ -304,7 +322,7 @@ def _steps(x: Any, dim: int, part: slice) -> tuple[slice, ...]:
 
 def _run(a: Any, b: Any, h0: Any, dim: int, reverse: bool = False) -> Any:
     """Return ``h[t] = a[t] * h[t-1] + b[t]`` along an axis; a is a number or of the shape of b."""
-    sizes = math.prod(b.shape[:dim]), b.shape[dim], math.prod(b.shape[dim + 1 :])
+    sizes = _around(b, dim)
     start = None if h0 is None else h0.reshape(sizes[0], sizes[2])
     if _is_tensor(b):
         from sparsebp.torch import linear_recurrence as of_tensors
@@ -345,29 +363,18 @@ def _sums_of_weights(alpha: float, steps: int) -> np.ndarray:
     return -np.expm1(log * np.arange(1, min(steps, int(-40 / log) + 1) + 1)) / alpha
 
 
-def _powers(base: float, exponents: Any, like: Any) -> Any:
-    """Return powers of a number, whose exponents are integers from 0, in the dtype of `like`."""
-    if _is_tensor(like):
-        return base ** _as(like, exponents)
-    table = base ** np.arange(exponents.max(initial=0) + 1.0)  # a power takes ten times as long as its place in a table
-    return table.astype(like.dtype)[exponents]
-
-
-def _may_have_gaps(xp: Any, values: Any) -> bool:
+def _may_have_gaps(torch: Any, values: Any) -> bool:
     """Whether NaN may be among the values; in a compiled graph and under a transform nobody can know."""
-    if xp is not np:
-        torch = sys.modules["torch"]
-        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-            return True
-        return bool(xp.isnan(values).any())
-    return bool(np.isnan(values.min(initial=math.inf)))  # a minimum is NaN if one value is
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    return bool(torch.isnan(values).any())
 
 
-def _latest(xp: Any, steps: Any, dim: int) -> Any:
+def _latest(torch: Any, steps: Any, dim: int) -> Any:
     """Return the largest of the numbers before each along an axis, -1 at first."""
-    most = np.maximum.accumulate(steps, dim) if xp is np else xp.cummax(steps, dim).values
-    first = -xp.ones_like(most[_steps(most, dim, slice(1))])
-    return xp.concatenate((first, most[_steps(most, dim, slice(-1))]), dim)
+    most = torch.cummax(steps, dim).values
+    first = -torch.ones_like(most[_steps(most, dim, slice(1))])
+    return torch.cat((first, most[_steps(most, dim, slice(-1))]), dim)
 
 
 def __dir__() -> list[str]:

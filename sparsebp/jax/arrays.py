@@ -15,7 +15,7 @@ def arrays_of(dtypes: tuple[str, ...] = ("float32", "float64"), **given: Any) ->
     """Return arrays of NumPy or JAX as JAX's, of one dtype."""
     dtype = None
     for name, array in given.items():
-        if not isinstance(array, jax.Array | np.ndarray):
+        if not isinstance(array, jax.Array | np.ndarray | np.generic):
             raise DTypeError(f"{name} is not an array", expected="an array of JAX or NumPy", got=type(array).__name__)
         dtype = dtype or array.dtype
         if array.dtype.name not in dtypes or array.dtype != dtype:

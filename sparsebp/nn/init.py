@@ -212,6 +212,7 @@ def draw_rows(
     _within.drawn.add(id(generator))
     if axis is None:
         return make(generator, shape)
+    axis = check_integer("axis", axis, -len(shape), len(shape) - 1) % len(shape)
     begin, own, total = _within.rows()
     each, rest = divmod(shape[axis], own)
     if rest:

@@ -70,11 +70,11 @@ def sosfilt(sos: Array, x: Array, axis: int = -1, zi: Array | None = None) -> Fi
     array([1.   , 1.5  , 1.75 , 1.875])
     """
     frame = _check(sos, x, axis, zi=zi)
-    saved = np.empty((frame.groups, frame.blocks + 1, len(sos), 2, frame.lanes))
+    saved = np.empty(frame.shape_of_saved(len(sos)))
     saved[:, 0] = 0 if zi is None else frame.to_lanes(zi)
     y = host_pool.empty(np, x.shape, x.dtype)
     kernels.on_host().sections.run(frame.of(x), np.ascontiguousarray(sos), saved, frame.of(y))
-    return Filtered(y, frame.of_lanes(saved[:, -1]), saved)
+    return Filtered(y, frame.of_lanes(saved[:, -1]).copy(), saved)
 
 
 def sosfilt_vjp(
@@ -104,10 +104,9 @@ def sosfilt_vjp(
         As `sosfilt`.
     """
     frame, sections = _check(sos, x, axis, grad_zf=grad_zf), len(sos)
+    of_saved = frame.shape_of_saved(sections)
     backend.check_array("grad_y", grad_y, dtype=x.dtype, shape=x.shape, contiguous=False)
-    backend.check_array(
-        "saved", saved, dtype=np.float64, shape=(frame.groups, frame.blocks + 1, sections, 2, frame.lanes)
-    )
+    backend.check_array("saved", saved, dtype=np.float64, shape=of_saved)
     adjoint = np.zeros((frame.groups, sections, 2, frame.lanes))
     if grad_zf is not None:
         adjoint[...] = frame.to_lanes(grad_zf)
@@ -117,6 +116,11 @@ def sosfilt_vjp(
     grad_sos, each = np.zeros((sections, 6)), frame.of_chains(sums).sum(axis=(2, 3))
     grad_sos[:, :3], grad_sos[:, 4:] = each[:, :3], each[:, 3:]
     return FilterGrads(grad_sos, grad_x, frame.of_lanes(adjoint))
+
+
+def shape_of_saved(sections: int, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """Return the shape of `Filtered.saved`, for x of a shape with its steps on an axis, counted from 0."""
+    return _frame(shape, axis).shape_of_saved(sections)
 
 
 class _Frame(NamedTuple):
@@ -146,6 +150,10 @@ class _Frame(NamedTuple):
     def groups(self) -> int:
         """Groups of chains."""
         return min(self.lead, self.trail) * -(-self.inner // self.lanes)
+
+    def shape_of_saved(self, sections: int) -> tuple[int, ...]:
+        """Return the shape of the states before all blocks, and of the last ones."""
+        return self.groups, self.blocks + 1, sections, 2, self.lanes
 
     def of(self, array: Array) -> Array:
         """Return a view (T, B, W); a copy of x, if its strides allow none."""
@@ -190,5 +198,9 @@ def _check(sos: Array, x: Array, axis: int, **states: Array | None) -> _Frame:
         if state is not None:
             shape = (len(sos), *before, 2, *behind)
             backend.check_array(name, state, dtype=np.float64, shape=shape, contiguous=False)
+    return _frame(x.shape, axis)
+
+
+def _frame(shape: tuple[int, ...], axis: int) -> _Frame:
     sections = kernels.on_host().sections
-    return _Frame(x.shape, axis, math.prod(before), math.prod(behind), sections.LANES, sections.BLOCK)
+    return _Frame(shape, axis, math.prod(shape[:axis]), math.prod(shape[axis + 1 :]), sections.LANES, sections.BLOCK)

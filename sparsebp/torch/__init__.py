@@ -23,6 +23,7 @@ from sparsebp.torch.gated import MinGRU, MinLSTM
 from sparsebp.torch.lru import LRU
 from sparsebp.torch.modules import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from sparsebp.torch.recurrences import linear_recurrence
+from sparsebp.torch.sections import sosfilt
 from sparsebp.torch.selective import selective_scan
 from sparsebp.torch.solves import solve
 from sparsebp.torch.sparse import BatchedCSR, ProductPlan, plan_product, sparse_jacobian
@@ -30,7 +31,7 @@ from sparsebp.torch.sparse import BatchedCSR, ProductPlan, plan_product, sparse_
 __all__ = [
     "GRU", "LRU", "LSTM", "RNN", "BatchedCSR", "GRUCell", "LSTMCell", "MinGRU", "MinLSTM", "Outcome", "ProductPlan",
     "RNNCell", "accelerate", "explain", "linear_recurrence", "plan_product", "restore", "selective_scan", "solve",
-    "sparse_jacobian",
+    "sosfilt", "sparse_jacobian",
 ]  # fmt: skip
 
 

@@ -30,7 +30,8 @@ from sparsebp.torch.steps import LinearlyRecurrent
 
 __all__ = ["MinGRU", "MinLSTM"]
 
-# The minGRU's recurrence as an operator: p (T, B, 2H) are the inputs of gate and candidate.
+# The recurrence as an operator: p are the inputs of gate and candidate, of a minGRU (T, B, 2H), or of the gates i and
+# f and the candidate, of a minLSTM (T, B, 3H).
 
 _OPTIONS = "Tensor? lengths, str nonlinearity, bool reverse"
 torch.library.define("sparsebp::min_gru", f"(Tensor p, Tensor h0, {_OPTIONS}) -> Tensor")
@@ -101,19 +102,21 @@ class MinGRURun(torch.autograd.Function):
             with torch._C._AutoDispatchBelowAutograd():
                 return *min_gru_vjp(p, h, grads[0], h0, lengths, *ctx.options), None, None, None
         nonlinearity, reverse = ctx.options
-        z, rest, c, slope = _gate_and_candidate(_masked(p, lengths), nonlinearity)
+        z, rest, c, slope, of_gates = _gate_and_candidate(_masked(p, lengths), h0, nonlinearity)
         at_a, at_b, at_h0 = recurrences.gradients(rest, h, grads[0], h0, lengths, reverse)
-        return torch.cat(((at_b * c - at_a) * z * rest, at_b * z * slope), 2), at_h0, None, None, None
+        at_u = (at_b * c - at_a) * z * rest
+        return torch.cat([*(at_u * own for own in of_gates), at_b * z * slope], 2), at_h0, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, dp: Tensor | None, dh0: Tensor | None, *_: None) -> Tensor:
         """``dh[t] = (1 - z) dh[t-1] + dz (c - h[t-1]) + z dc``."""
         with primals(ctx.saved_tensors) as (p, h, h0, lengths):
             nonlinearity, reverse = ctx.options
-            z, rest, c, slope = _gate_and_candidate(_masked(p, lengths), nonlinearity)
+            z, rest, c, slope, of_gates = _gate_and_candidate(_masked(p, lengths), h0, nonlinearity)
             terms = torch.zeros_like(h)
             if dp is not None:
-                du, dv = _masked(dp, lengths).chunk(2, dim=2)
+                *along, dv = _masked(dp, lengths).chunk(len(of_gates) + 1, dim=2)
+                du = sum(d * own for d, own in zip(along, of_gates, strict=True))
                 terms = du * z * rest * (c - before(h, h0, lengths, reverse)) + z * slope * dv
             return recurrences.run(rest, terms, dh0, lengths, reverse)
 
@@ -133,14 +136,21 @@ def _masked(p: Tensor, lengths: Tensor | None) -> Tensor:
     return p if lengths is None else torch.where(within(lengths, p), p, 0)
 
 
-def _gate_and_candidate(p: Tensor, nonlinearity: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return z, 1 - z, c and c's slope."""
-    u, v = p.chunk(2, dim=2)
+def _gate_and_candidate(
+    p: Tensor, h0: Tensor, nonlinearity: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+    """Return z = σ(u), 1 - z, c, c's slope, and u's slopes: u is an input, or of a minLSTM ``log(σ(i) / σ(f))``."""
+    *gates, v = p.split(h0.shape[1], dim=2)
+    u: Tensor = gates[0]
+    slopes: tuple[Tensor, ...] = (torch.ones_like(gates[0]),)
+    if len(gates) == 2:
+        u = functional.logsigmoid(gates[0]) - functional.logsigmoid(gates[1])
+        slopes = (-gates[0]).sigmoid(), -(-gates[1]).sigmoid()
     z, rest = u.sigmoid(), (-u).sigmoid()
     if nonlinearity == "identity":
-        return z, rest, v, torch.ones_like(v)
+        return z, rest, v, torch.ones_like(v), slopes
     s = v.sigmoid()
-    return z, rest, torch.where(v >= 0, v + 0.5, s), torch.where(v >= 0, 1.0, s * (1 - s))
+    return z, rest, torch.where(v >= 0, v + 0.5, s), torch.where(v >= 0, 1.0, s * (1 - s)), slopes
 
 
 _LIBRARY = torch.library.Library("sparsebp", "FRAGMENT")
@@ -217,11 +227,7 @@ class Gated(LinearlyRecurrent):
 
     def _direction(self, x: Tensor, start: Tensor, lengths: Tensor | None, name: str, reverse: bool) -> Tensor:
         weight, bias = getattr(self, "weight_ih" + name), getattr(self, "bias_ih" + name) if self.bias else None
-        return run_min_gru(self._parts(functional.linear(x, weight, bias)), start, lengths, self.nonlinearity, reverse)
-
-    def _parts(self, p: Tensor) -> Tensor:
-        """Return the inputs of gate and candidate (T, B, 2H), of the projected input."""
-        return p
+        return run_min_gru(functional.linear(x, weight, bias), start, lengths, self.nonlinearity, reverse)
 
     def _first_weight(self) -> Tensor:
         return cast(Tensor, self.weight_ih_l0)
@@ -289,8 +295,3 @@ class MinLSTM(Gated):
     """
 
     gates = 3
-
-    def _parts(self, p: Tensor) -> Tensor:
-        """Return ``u = log(i / f)``, whose σ is i', and v."""
-        i, f, v = p.chunk(3, dim=2)
-        return torch.cat((functional.logsigmoid(i) - functional.logsigmoid(f), v), 2)

@@ -90,6 +90,7 @@ def _wrapped(pointer: int, number: int) -> Any:
 _OF_ARRAYS = {
     torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64), torch.complex64: np.dtype(np.complex64),
     torch.complex128: np.dtype(np.complex128), torch.int32: np.dtype(np.int32), torch.int64: np.dtype(np.int64),
+    torch.bool: np.dtype(np.bool_),
 }  # fmt: skip
 _OF_TENSORS = {dtype: of_tensor for of_tensor, dtype in _OF_ARRAYS.items()}
 _cupy = cache(backend.cupy)  # which asks the driver at every call

@@ -10,6 +10,7 @@ none at a is needed, of the recurrence alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Complex, Real
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ Lengths = Tensor | Sequence[int]
 
 def linear_recurrence(
     a: Tensor | complex, b: Tensor, h0: Tensor | None = None, *, dim: int = 0, reverse: bool = False,
-    lengths: Lengths | None = None,
+    lengths: Lengths | None = None, reset: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Return h with ``h[t] = a[t] * h[t-1] + b[t]``, element by element, in one pass over memory.
 
@@ -65,6 +66,9 @@ def linear_recurrence(
     lengths
         Valid steps of each sample, from 0 to T; the samples lie along the first of b's other axes. Beyond them nothing
         is read and h is zero, and `reverse` begins at a sample's last step. None: all have T.
+    reset
+        Booleans that broadcast to the shape of b: where one is true, the state before that step is cleared, also of NaN
+        and infinity, and ``h[t] = b[t]``. No gradient passes through it.
 
     Returns
     -------
@@ -74,8 +78,8 @@ def linear_recurrence(
     Raises
     ------
     DTypeError
-        A tensor is not floating-point or complex, or they differ in precision. float16 and bfloat16 are computed in
-        float32, and h has their dtype; under autocast it is float32, as for `torch.cumsum`.
+        A tensor is not floating-point or complex, or they differ in precision; or `reset` is not boolean. float16 and
+        bfloat16 are computed in float32, and h has their dtype; under autocast it is float32, as for `torch.cumsum`.
     DeviceError
         A tensor is sparse, or they are on different devices.
     ShapeError, OptionError
@@ -93,15 +97,14 @@ def linear_recurrence(
     [0.125, 0.25, 0.5, 1.0]
     """
     wide_a, wide_b, start, at = _checked(a, b, h0, dim)
-    factors = wide_a.reshape((1,) * (b.dim() - wide_a.dim()) + wide_a.shape)
-    if at:
-        factors, wide_b = factors.movedim(at, 0), wide_b.movedim(at, 0)
-    steps_of, shape = None if lengths is None else lengths_of(lengths, wide_b), wide_b.shape
+    given = {"a": wide_a, "b": wide_b} | ({} if reset is None else {"reset": _checked_reset(reset, b)})
+    full = {name: x.reshape((1,) * (b.dim() - x.dim()) + x.shape).movedim(at, 0) for name, x in given.items()}
+    steps_of, shape = None if lengths is None else lengths_of(lengths, full["b"]), full["b"].shape
     # a single axis is time; the second of two is samples if they have lengths, and else units
     for axis in {1: (1, 1), 2: (1,) if lengths is None else (2,), 3: ()}[b.dim()]:
-        factors, wide_b = factors.unsqueeze(axis), wide_b.unsqueeze(axis)
+        full = {name: x.unsqueeze(axis) for name, x in full.items()}
         start = None if start is None else start.unsqueeze(axis - 1)
-    h = run(factors, wide_b, start, steps_of, check_flag("reverse", reverse))
+    h = run(full["a"], full["b"], start, steps_of, check_flag("reverse", reverse), full.get("reset"))
     h = h if h.shape == shape else h.reshape(shape)
     h = h.movedim(0, at) if at else h
     return h.to(b.dtype) if b.dtype in HALVES and not autocasts(b) else h
@@ -109,21 +112,37 @@ def linear_recurrence(
 
 def _checked(a: Any, b: Any, h0: Any, dim: int) -> tuple[Tensor, Tensor, Tensor | None, int]:
     """Return a, b and h0 in one dtype, and the axis of the steps from 0, after checking them."""
-    if isinstance(a, (int, float, complex)) and not isinstance(a, bool) and isinstance(b, Tensor):
-        wide = _COMPLEX.get(b.dtype, b.dtype) if isinstance(a, complex) else b.dtype
+    if isinstance(a, Complex) and not isinstance(a, bool) and isinstance(b, Tensor):
+        wide = b.dtype if isinstance(a, Real) else _COMPLEX.get(b.dtype, b.dtype)
         a = torch.tensor(a, dtype=wide, device=b.device)
     check_alike({"b": b, "a": a} | ({} if h0 is None else {"h0": h0}), complex_too=True)
     if not 1 <= b.dim() <= 3:
         raise ShapeError("b has the wrong shape", expected="(T, B, H), (T, N) or (T,)", got=tuple(b.shape))
-    if a.dim() > b.dim() or any(n not in (1, full) for n, full in zip(a.shape[::-1], b.shape[::-1], strict=False)):
-        raise ShapeError("a has the wrong shape", expected=f"{tuple(b.shape)}, or 1 for any of them",
-                         got=tuple(a.shape))  # fmt: skip
+    _check_broadcasts("a", a, b)
     at = check_integer("dim", dim, -b.dim(), b.dim() - 1) % b.dim()
     of_state = (*b.shape[:at], *b.shape[at + 1 :])
     if h0 is not None and h0.shape != of_state:
         raise ShapeError("h0 has the wrong shape", expected=of_state, got=tuple(h0.shape))
     is_complex = a.is_complex() or b.is_complex() or (h0 is not None and h0.is_complex())
     return _widened(a, is_complex), _widened(b, is_complex), None if h0 is None else _widened(h0, is_complex), at
+
+
+def _check_broadcasts(name: str, x: Tensor, b: Tensor) -> None:
+    if x.dim() > b.dim() or any(n not in (1, full) for n, full in zip(x.shape[::-1], b.shape[::-1], strict=False)):
+        raise ShapeError(f"{name} has the wrong shape", expected=f"{tuple(b.shape)}, or 1 for any of them",
+                         got=tuple(x.shape))  # fmt: skip
+
+
+def _checked_reset(reset: Any, b: Tensor) -> Tensor:
+    """Return resets after checking them."""
+    if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
+        raise DTypeError("reset has the wrong dtype", expected="a tensor of torch.bool",
+                         got=reset.dtype if isinstance(reset, Tensor) else type(reset).__name__)  # fmt: skip
+    if reset.layout != torch.strided or reset.device != b.device:
+        raise DeviceError("reset is elsewhere", expected=f"a dense tensor on {b.device}",
+                          got=f"{reset.layout} on {reset.device}")  # fmt: skip
+    _check_broadcasts("reset", reset, b)
+    return reset
 
 
 def _widened(tensor: Tensor, to_complex: bool) -> Tensor:
@@ -190,21 +209,22 @@ def array_of_lengths(lengths: Tensor | None, like: Any) -> Any:
 
 # ---- the operators ---------------------------------------------------------------------------------------------------
 
-torch.library.define(
-    "sparsebp::linear_recurrence", "(Tensor a, Tensor b, Tensor? h0, Tensor? lengths, bool reverse) -> Tensor"
-)
+_EXTRA = "Tensor? lengths, Tensor? reset, bool reverse"
+torch.library.define("sparsebp::linear_recurrence", f"(Tensor a, Tensor b, Tensor? h0, {_EXTRA}) -> Tensor")
 torch.library.define(
     "sparsebp::linear_recurrence_vjp",
-    "(Tensor a, Tensor h, Tensor grad_h, Tensor? h0, Tensor? lengths, bool reverse) -> (Tensor, Tensor, Tensor)",
+    f"(Tensor a, Tensor h, Tensor grad_h, Tensor? h0, {_EXTRA}) -> (Tensor, Tensor, Tensor)",
 )
 recurrence = torch.ops.sparsebp.linear_recurrence.default
 recurrence_vjp = torch.ops.sparsebp.linear_recurrence_vjp.default
 
 
-def _compute(a: Tensor, b: Tensor, h0: Tensor | None, lengths: Tensor | None, reverse: bool) -> Tensor:
+def _compute(
+    a: Tensor, b: Tensor, h0: Tensor | None, lengths: Tensor | None, reset: Tensor | None, reverse: bool
+) -> Tensor:
     with on_its_stream(b):
-        given = map(_array, (a, b, h0))
-        return to_tensor(recurrence_of_arrays(*given, reverse=reverse, lengths=_array(lengths)))
+        *given, steps_of, resets = map(_array, (a, b, h0, lengths, reset))
+        return to_tensor(recurrence_of_arrays(*given, reverse=reverse, lengths=steps_of, reset=resets))
 
 
 torch.library.impl("sparsebp::linear_recurrence", ("cpu", "cuda"), _compute)
@@ -212,12 +232,12 @@ torch.library.impl("sparsebp::linear_recurrence", ("cpu", "cuda"), _compute)
 
 @torch.library.impl("sparsebp::linear_recurrence_vjp", ("cpu", "cuda"))
 def _compute_vjp(
-    a: Tensor, h: Tensor, grad_h: Tensor, h0: Tensor | None, lengths: Tensor | None, reverse: bool
+    a: Tensor, h: Tensor, grad_h: Tensor, h0: Tensor | None, lengths: Tensor | None, reset: Tensor | None, reverse: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients at a, b and h0; the last is empty without h0."""
     with on_its_stream(h):
-        given = map(_array, (a, h, grad_h, h0))
-        found = linear_recurrence_vjp(*given, reverse=reverse, lengths=_array(lengths))
+        *given, steps_of, resets = map(_array, (a, h, grad_h, h0, lengths, reset))
+        found = linear_recurrence_vjp(*given, reverse=reverse, lengths=steps_of, reset=resets)
         return to_tensor(found.a), to_tensor(found.b), h.new_empty(0) if h0 is None else to_tensor(found.h0)
 
 
@@ -229,20 +249,20 @@ def _array(tensor: Tensor | None) -> Any:
 
 
 @torch.library.register_fake("sparsebp::linear_recurrence")
-def _shape(a: Tensor, b: Tensor, h0: Tensor | None, lengths: Tensor | None, reverse: bool) -> Tensor:
+def _shape(a: Tensor, b: Tensor, *_: Any) -> Tensor:
     return b.new_empty(b.shape)
 
 
 @torch.library.register_fake("sparsebp::linear_recurrence_vjp")
-def _shapes_of_vjp(
-    a: Tensor, h: Tensor, grad_h: Tensor, h0: Tensor | None, lengths: Tensor | None, reverse: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _shapes_of_vjp(a: Tensor, h: Tensor, grad_h: Tensor, h0: Tensor | None, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return a.new_empty(a.shape), h.new_empty(h.shape), h.new_empty((0,) if h0 is None else h0.shape)
 
 
-def run(a: Tensor, b: Tensor, h0: Tensor | None, lengths: Tensor | None, reverse: bool) -> Tensor:
+def run(
+    a: Tensor, b: Tensor, h0: Tensor | None, lengths: Tensor | None, reverse: bool, reset: Tensor | None = None
+) -> Tensor:
     """Return h for checked tensors of three axes and one dtype."""
-    inputs = a, b, h0, lengths, reverse
+    inputs = a, b, h0, lengths, reset, reverse
     found: Tensor = recurrence(*inputs) if torch.compiler.is_compiling() else apply(Recurrence, *inputs)
     return found
 
@@ -254,42 +274,45 @@ class Recurrence(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        a, _, h0, lengths, ctx.reverse = inputs
-        ctx.save_for_backward(a, output if ctx.needs_input_grad[0] else None, h0, lengths)
-        ctx.save_for_forward(a, output, h0, lengths)
+        a, _, h0, lengths, reset, ctx.reverse = inputs
+        ctx.save_for_backward(a, output if ctx.needs_input_grad[0] else None, h0, lengths, reset)
+        ctx.save_for_forward(a, output, h0, lengths, reset)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> MAY_BE_NONE:
-        a, h, h0, lengths = ctx.saved_tensors
+        a, h, h0, lengths, reset = ctx.saved_tensors
         if h is None or is_differentiated():
-            found = gradients(a, h, grads[0], h0, lengths, ctx.reverse)
+            found = gradients(a, h, grads[0], h0, lengths, ctx.reverse, reset)
         else:
             with torch._C._AutoDispatchBelowAutograd():
-                found = recurrence_vjp(a, h, grads[0], h0, lengths, ctx.reverse)
-        return found[0], found[1], None if h0 is None else found[2], None, None
+                found = recurrence_vjp(a, h, grads[0], h0, lengths, reset, ctx.reverse)
+        return found[0], found[1], None if h0 is None else found[2], None, None, None
 
     @staticmethod
     def jvp(ctx: Any, da: Tensor | None, db: Tensor | None, dh0: Tensor | None, *_: None) -> Tensor:
         """``dh[t] = a[t] * dh[t-1] + da[t] * h[t-1] + db[t]``."""
-        with primals(ctx.saved_tensors) as (a, h, h0, lengths):
+        with primals(ctx.saved_tensors) as (a, h, h0, lengths, reset):
             terms = torch.zeros_like(h) if db is None else db
             if da is not None:
                 da = da if lengths is None else torch.where(within(lengths, h), da, 0)
-                terms = terms + da * before(h, h0, lengths, ctx.reverse)
-            return run(a, terms, dh0, lengths, ctx.reverse)
+                terms = terms + _kept(da, reset) * before(h, h0, lengths, ctx.reverse, reset)
+            return run(a, terms, dh0, lengths, ctx.reverse, reset)
 
     @staticmethod
     def vmap(
         info: Any, in_dims: Sequence[int | None], a: Tensor, b: Tensor, h0: Tensor | None, lengths: Tensor | None,
-        reverse: bool,
+        reset: Tensor | None, reverse: bool,
     ) -> Any:  # fmt: skip
         """Take the mapped axis as more samples."""
         sizes = info.batch_size, samples_of(b, in_dims[1])
-        shared = in_dims[0] is None and a.shape[1] == 1
         start, steps_of = (None if x is None else folded(x, dim, 0, sizes)
                            for x, dim in zip((h0, lengths), in_dims[2:4], strict=True))  # fmt: skip
-        of_a, of_b = folded(a, in_dims[0], 1, None if shared else sizes), folded(b, in_dims[1], 1, sizes)
-        found = run(of_a, of_b, start, steps_of, reverse)
+        of_a, of_reset = (
+            None if x is None else folded(x, dim, 1, None if dim is None and x.shape[1] == 1 else sizes)
+            for x, dim in ((a, in_dims[0]), (reset, in_dims[4]))
+        )
+        given: Any = of_a, folded(b, in_dims[1], 1, sizes), start, steps_of, reverse, of_reset
+        found = run(*given)
         return found.unflatten(1, sizes), 1
 
 
@@ -306,39 +329,54 @@ def folded(x: Tensor, dim: int | None, at: int, sizes: tuple[int, int] | None) -
     return x.expand(shape).flatten(at, at + 1)
 
 
-def before(h: Tensor, h0: Tensor | None, lengths: Tensor | None, reverse: bool) -> Tensor:
-    """Return the state before each step, 0 beyond a sample's length."""
+def before(h: Tensor, h0: Tensor | None, lengths: Tensor | None, reverse: bool, reset: Tensor | None = None) -> Tensor:
+    """Return the state before each step, 0 where it does not matter: after a reset, and beyond a sample's length."""
     if len(h) == 0:
         return h
     start = torch.zeros_like(h[:1]) if h0 is None else h0[None]
-    if not reverse:
-        found = torch.cat([start, h[:-1]])
-        return found if lengths is None else torch.where(within(lengths, h), found, 0)
-    found = torch.cat([h[1:], start])
+    found = _kept(torch.cat([h[1:], start] if reverse else [start, h[:-1]]), reset)
     if lengths is None:
         return found
-    return torch.where(within(lengths - 1, h), found, torch.where(within(lengths, h), start, 0))
+    if not reverse:
+        return torch.where(within(lengths, h), found, 0)
+    return torch.where(within(lengths - 1, h), found, torch.where(within(lengths, h), _kept(start, reset), 0))
+
+
+def _kept(x: Tensor, reset: Tensor | None) -> Tensor:
+    """Return x with 0 at resets."""
+    return x if reset is None else torch.where(reset, 0, x)
+
+
+def _of_step_after(x: Tensor, reverse: bool) -> Tensor:
+    """Return x, of every step or of all, with every step's in the place of the step before; 0 comes in."""
+    if len(x) == 1:
+        return x
+    none = torch.zeros_like(x[:1])
+    return torch.cat([none, x[:-1]] if reverse else [x[1:], none])
 
 
 def gradients(
-    a: Tensor, h: Tensor | None, grad_h: Tensor, h0: Tensor | None, lengths: Tensor | None, reverse: bool
-) -> tuple[Any, Tensor, Any]:
+    a: Tensor, h: Tensor | None, grad_h: Tensor, h0: Tensor | None, lengths: Tensor | None, reverse: bool,
+    reset: Tensor | None = None,
+) -> tuple[Any, Tensor, Any]:  # fmt: skip
     """Return the gradients at a, b and h0 by operations that can be differentiated again; at a None without h."""
-    factors, start = a.conj(), None if h0 is None else torch.zeros_like(h0)
-    if len(a) > 1:  # those of the step after
-        none = torch.zeros_like(factors[:1])
-        factors = torch.cat([none, factors[:-1]] if reverse else [factors[1:], none])
-        if lengths is not None and not reverse:  # after a sample's last step there is only padding
-            factors = torch.where(within(lengths - 1, grad_h), factors, 0)
-    g = run(factors, grad_h, start, lengths, not reverse)
-    at_a = None if h is None else (g * before(h, h0, lengths, reverse).conj()).sum_to_size(a.shape)
+    start, after = None if h0 is None else torch.zeros_like(h0), _of_step_after(a.conj(), reverse)
+    if len(a) > 1 and lengths is not None and not reverse:  # after a sample's last step there is only padding
+        after = torch.where(within(lengths - 1, grad_h), after, 0)
+    g = run(after, grad_h, start, lengths, not reverse, None if reset is None else _of_step_after(reset, reverse))
+    at_a = None
+    if h is not None:
+        at_a = (_kept(g, reset) * before(h, h0, lengths, reverse, reset).conj()).sum_to_size(a.shape)
     if h0 is None or len(g) == 0:
         return at_a, g, start
     if lengths is None:
-        return at_a, g, a[-1 if reverse else 0].conj() * g[-1 if reverse else 0]
+        first = -1 if reverse else 0
+        at = None if reset is None else reset[first]
+        return at_a, g, _kept(a[first].conj(), at) * _kept(g[first], at)
     firsts = (lengths - 1 if reverse else torch.zeros_like(lengths)).clamp_min(0)
-    at_h0 = at_steps(a.conj(), firsts, g) * at_steps(g, firsts, g)
-    return at_a, g, torch.where((lengths > 0)[:, None], at_h0, 0)
+    passes = (lengths > 0)[:, None] if reset is None else (lengths > 0)[:, None] & ~at_steps(reset, firsts, g)
+    factors, arriving = (torch.where(passes, at_steps(x, firsts, g), 0) for x in (a.conj(), g))
+    return at_a, g, factors * arriving
 
 
 def at_steps(x: Tensor, steps: Tensor, like: Tensor) -> Tensor:

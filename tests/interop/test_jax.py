@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import hypothesis
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 import sparsebp as sb
 from matrices import of_mask
@@ -166,61 +164,98 @@ def test_an_identity_has_values_of_its_own():
     assert_same(lambda v, b: sj.solve(plan, v, b), lambda v, b: b / v, jnp.arange(1.0, 4), normal(3))
 
 
-def scanned(a: Any, b: Any, h0: Any, lengths: Any, reverse: bool) -> Any:
+def scanned(a: Any, b: Any, h0: Any, lengths: Any = None, reset: Any = False, reverse: bool = False) -> Any:
     """The recurrence by `lax.scan`: the state waits at steps beyond a sample's length."""
+    lengths = jnp.full(b.shape[1], len(b)) if lengths is None else lengths
 
     def step(h: Any, at: Any) -> Any:
-        t, factor, term = at
+        t, factor, term, cleared = at
         inside = (t < lengths)[:, None]
-        h = jnp.where(inside, factor * h + term, h)
+        h = jnp.where(inside, jnp.where(cleared, 0, factor * h) + term, h)
         return h, jnp.where(inside, h, 0)
 
-    return jax.lax.scan(step, h0, (jnp.arange(len(b)), jnp.broadcast_to(a, b.shape), b), reverse=reverse)[1]
+    full = jnp.broadcast_to(a, b.shape), b, jnp.broadcast_to(reset, b.shape)
+    return jax.lax.scan(step, h0, (jnp.arange(len(b)), *full), reverse=reverse)[1]
 
 
-def assert_same_derivatives(ours: Any, theirs: Any, *operands: Any) -> None:
-    """Values, derivatives forward and in reverse, and of both orders of the two, by JAX itself."""
+def assert_same_derivatives(ours: Any, theirs: Any, *operands: Any, more: Any = ({},)) -> None:
+    """Values, derivatives forward and in reverse, and of both orders of the two, by JAX itself.
+
+    `more` has further arguments by name, without derivatives: several, as compiling takes most of the time.
+    """
     every = tuple(range(len(operands)))
     along = tuple(jnp.cos(jnp.arange(v.size, dtype=v.real.dtype)).reshape(v.shape).astype(v.dtype) for v in operands)
 
-    def everything(f: Any) -> Any:
-        def loss(*v: Any) -> Any:
-            return sum((jnp.abs(part) ** 2).sum() for part in jax.tree.leaves(f(*v)))
+    def everything(function: Any) -> Any:
+        def of_all(operands: Any, given: Any) -> Any:
+            def f(*v: Any) -> Any:
+                return function(*v, **given)
 
-        def slope(*v: Any) -> Any:
-            return jax.jvp(loss, v, along)[1]
+            def loss(*v: Any) -> Any:
+                return sum((jnp.abs(part) ** 2).sum() for part in jax.tree.leaves(f(*v)))
 
-        grads = jax.grad(loss, every)
-        return jax.jit(
-            lambda *v: (f(*v), jax.jvp(f, v, along), grads(*v), jax.grad(slope, every)(*v), jax.jvp(grads, v, along))
-        )
+            def slope(*v: Any) -> Any:
+                return jax.jvp(loss, v, along)[1]
 
-    single = operands[0].real.dtype == np.float32
-    for mine, true in zip(*(jax.tree.leaves(everything(f)(*operands)) for f in (ours, theirs)), strict=True):
-        scale = max(float(np.abs(true).max(initial=0)), 1.0)
-        np.testing.assert_allclose(mine / scale, true / scale, rtol=0, atol=2e-5 if single else 1e-12)
+            grads = jax.grad(loss, every)
+            first = f(*operands), jax.jvp(f, operands, along), grads(*operands)
+            return *first, jax.grad(slope, every)(*operands), jax.jvp(grads, operands, along)
+
+        return jax.jit(of_all)
+
+    single, both = operands[0].real.dtype == np.float32, [everything(f) for f in (ours, theirs)]
+    for given in more:
+        for mine, true in zip(*(jax.tree.leaves(f(operands, given)) for f in both), strict=True):
+            scale = max(float(np.abs(true).max(initial=0)), 1.0)
+            np.testing.assert_allclose(mine / scale, true / scale, rtol=0, atol=2e-5 if single else 1e-12)
 
 
-@hypothesis.settings(max_examples=25)
-@hypothesis.given(data=st.data())
-def test_recurrences_as_scanned(data):
-    """For all sizes, dtypes and directions, with and without lengths; also as one batch by `vmap`."""
-    sizes = [data.draw(st.sampled_from(sizes)) for sizes in ((0, 1, 2, 7), (1, 3), (1, 5, 17))]
-    shape = [data.draw(st.sampled_from((1, size))) for size in sizes]
-    dtype = np.dtype(data.draw(st.sampled_from(("float32", "float64", "complex64", "complex128"))))
-    reverse, lengths = data.draw(st.booleans()), None
-    if data.draw(st.booleans()):
-        lengths = jnp.asarray(data.draw(st.lists(st.integers(0, sizes[0]), min_size=sizes[1], max_size=sizes[1])), int)
-    operands = normal(*shape, dtype=dtype) / 2, normal(*sizes, dtype=dtype), normal(*sizes[1:], dtype=dtype)
-    steps_of = jnp.full(sizes[1], sizes[0]) if lengths is None else lengths
-    functions = (lambda *v: sj.linear_recurrence(*v, reverse=reverse, lengths=lengths),
-                 lambda *v: scanned(*v, steps_of, reverse))  # fmt: skip
-    axes = data.draw(st.sampled_from([None, (0, 1, 2), (None, 2, None), (1, None, 0), (3, None, None)]))
-    if axes is None:
-        return assert_same_derivatives(*functions, *operands)
-    many = [v if axis is None else jnp.stack([v, 0.5 * v, 2 * v], axis)
-            for v, axis in zip(operands, axes, strict=True)]  # fmt: skip
-    return assert_same_derivatives(*(jax.vmap(f, axes) for f in functions), *many)
+@pytest.mark.parametrize(("sizes", "shared", "dtype", "reverse", "extra", "axes"), [
+    ((7, 3, 17), (), "float64", True, "lengths", None), ((7, 3, 1), (1,), "complex64", False, "lengths reset", None),
+    ((2, 3, 17), (0,), "complex128", True, "lengths reset", (0, 1, 2)),
+    ((7, 1, 5), (1, 2), "float32", True, "reset", (None, 2, None)),
+    ((1, 3, 5), (), "float64", False, "", (3, None, None)), ((0, 3, 5), (), "float32", False, "reset", (1, None, 0)),
+], ids=str)  # fmt: skip
+def test_recurrences_as_scanned(sizes, shared, dtype, reverse, extra, axes):
+    """In both directions, with lengths and resets, of few states and many; also as one batch by `vmap`."""
+    rng, dtype = np.random.default_rng(0), np.dtype(dtype)
+    of_a = [1 if axis in shared else n for axis, n in enumerate(sizes)]
+    operands = normal(*of_a, dtype=dtype) / 2, normal(*sizes, dtype=dtype), normal(*sizes[1:], dtype=dtype)
+    more = []
+    for of_reset in ((0, 0, 0), (0, 1, 1), (1, 0, 0)) if "reset" in extra else [None] * 3:
+        drawn = {"lengths": rng.integers(0, sizes[0] + 1, sizes[1])}
+        if of_reset is not None:
+            drawn["reset"] = rng.random([1 if one else n for one, n in zip(of_reset, sizes, strict=True)]) < 0.3
+        more += [{name: drawn[name] for name in extra.split()}]
+    functions = [partial(f, reverse=reverse) for f in (sj.linear_recurrence, scanned)]
+    if axes is not None:
+        operands = tuple(v if axis is None else jnp.stack([v, 0.5 * v, 2 * v], axis)
+                         for v, axis in zip(operands, axes, strict=True))  # fmt: skip
+        functions = [lambda *v, f=f, **given: jax.vmap(partial(f, **given), axes)(*v) for f in functions]
+    assert_same_derivatives(*functions, *operands, more=more)
+
+
+def test_any_axis_of_steps():
+    """`dim`, one to three axes, and mapped resets, with and without NaN before them."""
+    a, b, h0 = (np.array(normal(*shape)) for shape in ((6, 2, 1), (6, 2, 5), (2, 5)))
+    cut = np.zeros((6, 2, 5), bool)
+    cut[3] = cut[1, 0, 2] = True
+    b[2], a[3] = np.nan, np.inf
+    options = {"reverse": True, "lengths": [6, 4]}
+    want = sb.linear_recurrence(a, b, h0, reset=cut, **options)
+    assert np.isfinite(want[3:]).all() and np.isnan(want[:2]).any()
+    for dim in (0, 1, -1):
+        moved = [np.moveaxis(x, 0, dim) for x in (a, b, cut)]
+        found = sj.linear_recurrence(*moved[:2], h0, reset=moved[2], dim=np.int64(dim), **options)
+        np.testing.assert_allclose(np.moveaxis(found, dim, 0), want, rtol=1e-12)
+    one = sj.linear_recurrence(a[:, 0, 0], b[:, 0, 1], h0[0, 1], reset=cut[:, 0, 1], reverse=True)
+    np.testing.assert_allclose(one, sb.linear_recurrence(a, b, h0, reset=cut, reverse=True)[:, 0, 1], rtol=1e-12)
+    two = sj.linear_recurrence(a[..., 0].T, b[..., 2].T, h0[:, 2], dim=1, reset=cut[..., 2].T, **options)
+    np.testing.assert_allclose(two, want[..., 2].T, rtol=1e-12)
+    grad = jax.grad(lambda a, b, h0: jnp.nansum(sj.linear_recurrence(a, b, h0, reset=cut)[3:]), (0, 1, 2))(a, b, h0)
+    assert all(jnp.isfinite(g).all() for g in grad) and not grad[0][:4].any()
+    mapped = jax.vmap(lambda of: sj.linear_recurrence(a, b, h0, reset=of, **options))(np.stack([cut, cut[::-1]]))
+    np.testing.assert_allclose(mapped[1], sb.linear_recurrence(a, b, h0, reset=cut[::-1], **options), rtol=1e-12)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -239,13 +274,13 @@ def test_transposes_and_padding(reverse, lengths):
             return jax.grad(lambda a, b, h0: (f(a, b, h0) ** 2).sum(), (0, 1, 2))(a, b, h0)
 
         def plain(a, b, h0):
-            return scanned(jnp.where(padding, 0, a), b, h0, steps_of, reverse)
+            return scanned(jnp.where(padding, 0, a), b, h0, steps_of, reverse=reverse)
 
-        found = jax.linear_transpose(lambda b, h0: run(nans, b, h0), b, h0)(g)
-        want = jax.vjp(partial(plain, a), b, h0)[1](g)
+        found = jax.jit(jax.linear_transpose(lambda b, h0: run(nans, b, h0), b, h0))(g)
+        want = jax.jit(jax.vjp(partial(plain, a), b, h0)[1])(g)
         for one, other in zip(found, want, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-12)
-        again, wanted = (jax.jacrev(lambda a, f=f: squares(f, a))(x) for f, x in ((run, nans), (plain, a)))
+        again, wanted = (jax.jit(jax.jacrev(lambda a, f=f: squares(f, a)))(x) for f, x in ((run, nans), (plain, a)))
         for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(wanted), strict=True):
             np.testing.assert_allclose(one, other, atol=1e-10)
 
@@ -254,7 +289,7 @@ def test_mapped_lengths():
     a, b, h0 = normal(5, 2, 3), normal(5, 2, 3), normal(2, 3)
     lengths = np.array([[5, 0], [2, 3], [1, 1]], np.uint8)
     found = jax.jit(jax.vmap(lambda of: sj.linear_recurrence(a, b, h0, lengths=of)))(lengths)
-    np.testing.assert_allclose(found, np.stack([scanned(a, b, h0, of, False) for of in lengths]), rtol=1e-12)
+    np.testing.assert_allclose(found, np.stack([scanned(a, b, h0, of) for of in lengths]), rtol=1e-12)
 
 
 def scanned_selectively(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, h0: Any) -> Any:
@@ -267,11 +302,11 @@ def scanned_selectively(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, h0: Any
     return y, h
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
-    ("sizes", "axes"),
-    [((7, 2, 3, 2), None), ((33, 1, 1, 1), None), ((0, 2, 3, 1), None),
-     ((3, 2, 5, 2), (0, None, None, 1, None, None, 0)), ((3, 2, 5, 2), (None, 3, 0, None, None, 1, None))],
+    ("sizes", "axes", "dtype"),
+    [((7, 2, 3, 2), None, "float32"), ((33, 1, 1, 1), None, "float64"), ((0, 2, 3, 1), None, "float64"),
+     ((3, 2, 5, 2), (0, None, None, 1, None, None, 0), "float64"),
+     ((3, 2, 5, 2), (None, 3, 0, None, None, 1, None), "float32")],
     ids=str,
 )  # fmt: skip
 def test_selective_scans(sizes, axes, dtype):
@@ -461,7 +496,10 @@ def test_refusals():
         (ShapeError, lambda: sj.product(product, jnp.stack([values, values], 1), normal(len(values), 3))),
         (ShapeError, lambda: sj.linear_recurrence(a[0], terms)),
         (ShapeError, lambda: sj.linear_recurrence(a[:3], terms)),
-        (ShapeError, lambda: sj.linear_recurrence(a, terms[0])),
+        (ShapeError, lambda: sj.linear_recurrence(a[None], terms[None])),
+        (OptionError, lambda: sj.linear_recurrence(a, terms, dim=3)),
+        (DTypeError, lambda: sj.linear_recurrence(a, terms, reset=a)),
+        (ShapeError, lambda: sj.linear_recurrence(a, terms, reset=a[:2] > 0)),
         (ShapeError, lambda: sj.linear_recurrence(a, terms, h0[0])),
         (ShapeError, lambda: sj.linear_recurrence(a, terms, lengths=[1])),
         (DTypeError, lambda: sj.linear_recurrence(a, terms, lengths=[1.0, 2.0])),

@@ -50,7 +50,7 @@ def everything() -> list[jax.Array]:
         (A, A**2, -(B[0].T ** 2), A[..., :4], B[..., :4]),
     )
     calls = [
-        (lambda a, b: sj.linear_recurrence(a, b, lengths=LENGTHS), (A, B)),
+        (lambda a, b: sj.linear_recurrence(a, b, lengths=LENGTHS, reset=B > 1), (A, B)),
         (lambda a, b: sj.linear_recurrence(a, b, reverse=True), (A[:1] * 1j, B * 1j)),
         (lambda *v: sj.selective_scan(*v)[0], scans),
         (lambda v, w: sj.product(product, v, w), (values, values)),
@@ -221,19 +221,19 @@ placed = [jax.device_put(v, NamedSharding(mesh, spec)) for v in (a, b)]
 np.testing.assert_array_equal(jax.jit(sj.linear_recurrence)(*placed), expected)
 split = jax.shard_map(sj.linear_recurrence, mesh=mesh, in_specs=spec, out_specs=spec)
 np.testing.assert_array_equal(jax.jit(split)(a, b), expected)
-for derivative in (lambda f: jax.grad(lambda a: (f(a, b) ** 2).sum())(a), lambda f: jax.jvp(f, (a, b), (b, a))[1]):
+for derivative in (lambda f: jax.jit(jax.grad(lambda a: (f(a, b) ** 2).sum()))(a),
+                   lambda f: jax.jit(lambda a, b: jax.jvp(f, (a, b), (b, a))[1])(a, b)):
     np.testing.assert_allclose(derivative(split), derivative(sj.linear_recurrence), rtol=1e-5)
 shared = jax.shard_map(sj.linear_recurrence, mesh=mesh, in_specs=(P(), spec), out_specs=spec)
-for run in (lambda f: jax.grad(lambda a: (f(a, b) ** 2).sum())(a[:, :1]),
-            lambda f: jax.grad(lambda b: f(a[:, :1], b).sum())(b)):
+for run in (lambda f: jax.jit(jax.grad(lambda a: (f(a, b) ** 2).sum()))(a[:, :1]),
+            lambda f: jax.jit(jax.grad(lambda b: f(a[:, :1], b).sum()))(b)):
     np.testing.assert_allclose(run(shared), run(sj.linear_recurrence), rtol=1e-5)  # what devices share is summed
 plan = sb.plan_product(*[sb.SparsityPattern.dense(5, 5)] * 2)
 products = lambda x, y: jax.vmap(lambda y: sj.product(plan, x, y))(y)
 x, y = jnp.ravel(a[:5, 0]), a[:10].reshape(8, 25)
 split = jax.shard_map(products, mesh=mesh, in_specs=(P(), P("x")), out_specs=P("x"))
-for f in (split, products):
-    np.testing.assert_allclose(jax.grad(lambda x: (f(x, y) ** 2).sum())(x),
-                               jax.grad(lambda x: (products(x, y) ** 2).sum())(x), rtol=1e-5)
+np.testing.assert_allclose(*(jax.jit(jax.grad(lambda x: (f(x, y) ** 2).sum()))(x) for f in (split, products)),
+                           rtol=1e-5)
 halves = jax.pmap(sj.linear_recurrence)(*(jnp.stack(jnp.split(v, 2, 1)) for v in (a, b)))
 np.testing.assert_array_equal(np.concatenate(list(halves), 1), expected)
 there = [jax.device_put(v, jax.devices()[1]) for v in (a, b)]

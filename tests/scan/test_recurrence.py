@@ -245,7 +245,7 @@ def test_a_reset_clears_nan_and_infinity(backend, reverse, hidden):
     rng, shape, cut = np.random.default_rng(0), (9, 2, hidden), np.zeros((9, 1, 1), bool)
     a, b, grad_h = (rng.standard_normal(shape) for _ in range(3))
     cut[5] = True
-    b[7 if reverse else 2], grad_h[3 if reverse else 6] = np.inf, np.nan
+    b[7 if reverse else 2], grad_h[3 if reverse else 6], a[5] = np.inf, np.nan, np.nan
     with backend.in_use():
         given = [backend.array(array) for array in (a, b, grad_h, cut)]
         h = sb.linear_recurrence(given[0], given[1], reverse=reverse, reset=given[3])

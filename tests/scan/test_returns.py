@@ -14,6 +14,7 @@ from hypothesis import strategies as hs
 import sparsebp as sb
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from strategies import seeds, sizes
+from thread_counts import assert_same_for_any_number_of_threads
 
 # The definitions, over (T, N); `ends` and `final` are numbers 0 and 1.
 
@@ -123,7 +124,7 @@ def test_ewm(steps, columns, alpha, adjust, ignore_na, min_periods, gaps, dim, s
     x[rng.random(x.shape) < 0.4 * gaps] = np.nan
     want = np.stack([ewm(column, alpha, min_periods, adjust, ignore_na) for column in x.T], 1)
     run = functools.partial(
-        sb.ewm, alpha=alpha, min_periods=min_periods, adjust=adjust, ignore_na=ignore_na, dim=-int(dim)
+        sb.ewm, alpha=alpha, min_periods=min_periods, adjust=adjust, ignore_na=ignore_na, dim=np.int8(-int(dim))
     )
     found, (leaf,) = both(run, [torch.from_numpy(np.ascontiguousarray(x.T if dim else x))], (0,))
     np.testing.assert_allclose((found.T if dim else found).detach().numpy(), want, rtol=1e-9, atol=1e-12)
@@ -150,6 +151,12 @@ def test_ewm_long_options_and_transforms():
     assert sb.gae(0.99, 0.95, half, half, half, half > 1)[0].dtype == torch.bfloat16
 
 
+def test_any_number_of_threads_gives_the_same():
+    x = np.random.default_rng(0).standard_normal((501, 203))
+    x[np.random.default_rng(1).random(x.shape) < 0.1] = np.nan
+    assert_same_for_any_number_of_threads(lambda: [sb.ewm(x, span=20, dim=dim) for dim in (0, 1)])
+
+
 V, DONE = np.zeros((4, 2)), np.zeros((4, 2), bool)
 
 
@@ -159,8 +166,10 @@ V, DONE = np.zeros((4, 2)), np.zeros((4, 2), bool)
     (DTypeError, "reward has the wrong dtype", lambda: sb.gae(0.9, 0.9, V, V, V.astype(int), DONE)),
     (DTypeError, "reward has the wrong dtype", lambda: sb.td_lambda(0.9, 0.9, V, V.astype(np.float32), DONE)),
     (ShapeError, "done has the wrong shape", lambda: sb.gae(0.9, 0.9, V, V, V, DONE[:1])),
-    (OptionError, "no axis", lambda: sb.gae(0.9, 0.9, V, V, V, DONE, time_dim=2)),
-    (OptionError, "no axis", lambda: sb.gae(0.9, 0.9, V[0], V[0], V[0], DONE[0])),
+    (OptionError, "the steps' axis", lambda: sb.gae(0.9, 0.9, V, V, V, DONE, time_dim=2)),
+    (OptionError, "the steps' axis", lambda: sb.gae(0.9, 0.9, V[0], V[0], V[0], DONE[0])),
+    (OptionError, "the steps' axis", lambda: sb.ewm(V, alpha=0.5, dim=False)),
+    (ShapeError, "no axis", lambda: sb.ewm(V[0, 0, ...], alpha=0.5)),
     (OptionError, "not given once", lambda: sb.ewm(V)),
     (OptionError, "not given once", lambda: sb.ewm(V, com=1, alpha=0.5)),
     (OptionError, "alpha is out of range", lambda: sb.ewm(V, alpha=1.5)),

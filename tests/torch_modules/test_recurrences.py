@@ -21,13 +21,18 @@ from strategies import seeds, sizes
 F8 = {"dtype": torch.float64}
 
 
-def loop(a: Tensor, b: Tensor, h0: Tensor | None, reverse: bool = False, lengths: list[int] | None = None) -> Tensor:
+def loop(
+    a: Tensor, b: Tensor, h0: Tensor | None, reverse: bool = False, lengths: list[int] | None = None,
+    reset: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Return h step by step; a sample that has ended is zero."""
+    cleared = torch.zeros(b.shape, dtype=torch.bool) if reset is None else reset.expand(b.shape)
     h = torch.zeros_like(b[0]) if h0 is None else h0
     a, found = a.expand(b.shape), {}
     for t in reversed(range(len(b))) if reverse else range(len(b)):
         on = torch.tensor([True if lengths is None else t < n for n in lengths or [1] * b.shape[1]])[:, None]
-        h = torch.where(on, torch.where(on, a[t], 0) * h + torch.where(on, b[t], 0), h)
+        past = torch.where(on & ~cleared[t], a[t], 0) * torch.where(cleared[t], 0, h)
+        h = torch.where(on, past + torch.where(on, b[t], 0), h)
         found[t] = torch.where(on, h, 0)
     return torch.stack([found[t] for t in range(len(b))])
 
@@ -42,23 +47,32 @@ def case(shape, shared=(), dtype=torch.float64, seed=0):
 @given(
     shape=hs.tuples(sizes(1, 7), sizes(1, 5), sizes(1, 5)), shared=hs.sets(hs.integers(0, 2)), reverse=hs.booleans(),
     dtype=hs.sampled_from([torch.float64, torch.complex128]), with_lengths=hs.booleans(), with_h0=hs.booleans(),
-    dim=hs.integers(-3, 2), seed=hs.integers(0, 2**31),
+    dim=hs.integers(-3, 2), of_reset=hs.none() | hs.sets(hs.integers(0, 2)), seed=hs.integers(0, 2**31),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_against_a_loop(shape, shared, reverse, dtype, with_lengths, with_h0, dim, seed):
+def test_against_a_loop(shape, shared, reverse, dtype, with_lengths, with_h0, dim, of_reset, seed):
     a, b, h0 = case(shape, shared, dtype, seed)
     h0 = h0 if with_h0 else None
-    lengths = None
+    lengths = reset = None
+    if of_reset is not None:
+        reset = torch.from_numpy(np.random.default_rng(seed).random(shape)) < 0.3
+        reset = reset[tuple(slice(1) if axis in of_reset else slice(None) for axis in range(3))]
+        if not shared and shape[0] > 2:  # what the other side of a reset has, nobody reads either
+            with torch.no_grad():
+                b[0], a[1], reset = 1 if dtype.is_complex else torch.inf, torch.nan, reset.expand(shape).clone()
+                reset[1] = True
+                reset[0] = reverse
     if with_lengths:
         lengths = np.random.default_rng(seed).integers(0, shape[0] + 1, shape[1]).tolist()
         padding = torch.arange(shape[0])[:, None] >= torch.tensor(lengths)
         with torch.no_grad():
             for tensor in (a, b):  # nobody reads it
                 tensor[padding.expand(tensor.shape[:2]) if tensor.shape[:2] == shape[:2] else slice(0)] = torch.nan
-    want, gh = loop(a, b, h0, reverse, lengths), torch.randn(shape, dtype=dtype)
+    want, gh = loop(a, b, h0, reverse, lengths, reset), torch.randn(shape, dtype=dtype)
     inputs = (a, b) if h0 is None else (a, b, h0)
-    turned = (x.movedim(0, dim) for x in (a, b))
-    found = st.linear_recurrence(*turned, h0, dim=dim, reverse=reverse, lengths=lengths).movedim(dim, 0)
+    turned, options = (x.movedim(0, dim) for x in (a, b)), {"dim": dim, "reverse": reverse, "lengths": lengths}
+    found = st.linear_recurrence(*turned, h0, **options, reset=None if reset is None else reset.movedim(0, dim))
+    found = found.movedim(dim, 0)
     torch.testing.assert_close(found, want)
     by_kernel, by_loop = (torch.autograd.grad(y, inputs, gh, retain_graph=True) for y in (found, want))
     again = torch.autograd.grad(found, inputs, gh, create_graph=True)  # another way: one that is differentiable
@@ -72,8 +86,11 @@ def test_against_a_loop(shape, shared, reverse, dtype, with_lengths, with_h0, di
 ])  # fmt: skip
 def test_derivatives_of_any_order(dtype, shared):
     inputs = case((3, 2, 2), shared, dtype)
-    for reverse, lengths in ((False, None), (True, None), (False, [2, 0]), (True, [1, 2])):
-        run = functools.partial(st.linear_recurrence, reverse=reverse, lengths=lengths)
+    cut = torch.tensor([[[True, False]], [[False, False]], [[False, True]]])
+    for reverse, lengths, reset in (
+        (False, None, None), (True, None, cut), (False, [3, 0], cut), (True, [1, 2], cut[:1]),
+    ):  # fmt: skip
+        run = functools.partial(st.linear_recurrence, reverse=reverse, lengths=lengths, reset=reset)
         assert torch.autograd.gradcheck(run, inputs, check_forward_ad=True, check_batched_grad=True)
         assert torch.autograd.gradgradcheck(run, inputs, check_fwd_over_rev=True, check_batched_grad=reverse)
 
@@ -98,10 +115,10 @@ def test_any_axes_and_dtypes():
     """Numbers, one axis and two; a real factor with complex terms; half precision by float32."""
     a, b, h0 = (x.detach() for x in case((5, 2, 3)))
     whole = st.linear_recurrence(a, b, h0)
-    for number in (0.5, -1, 0.5j):
-        want = loop(torch.full((1, 1, 1), number, dtype=torch.complex128), b + 0j, h0 + 0j)
+    for number in (0.5, -1, 0.5j, np.float32(0.5), np.complex64(0.5j)):
+        want = loop(torch.full((1, 1, 1), complex(number), dtype=torch.complex128), b + 0j, h0 + 0j)
         got = st.linear_recurrence(number, b, h0)
-        assert got.dtype == (torch.complex128 if isinstance(number, complex) else torch.float64)
+        assert got.dtype == (torch.complex128 if np.iscomplex(number) else torch.float64)
         torch.testing.assert_close(got + 0j, want)
     torch.testing.assert_close(st.linear_recurrence(a[:, 0], b[:, 0], h0[0]), whole[:, 0])
     torch.testing.assert_close(st.linear_recurrence(a[:, 0, 1], b[:, 0, 1], h0[0, 1]), whole[:, 0, 1])
@@ -148,9 +165,15 @@ def test_vmap(in_dims, shared):
                            for run in (st.linear_recurrence, loop))  # fmt: skip
         torch.testing.assert_close(found, expected)
     lengths, run = torch.tensor([[4, 0], [1, 3]]), functools.partial(st.linear_recurrence, reverse=True)
-    found = torch.func.vmap(lambda b, n: run(plain[0], b, plain[2], lengths=n))(many, lengths)
-    torch.testing.assert_close(found, torch.stack([loop(plain[0], b, plain[2], True, n.tolist())
-                                                   for b, n in zip(many, lengths, strict=True)]))  # fmt: skip
+    cut = torch.tensor([[[True], [False]], [[False], [True]], [[False], [False]], [[True], [True]]])
+    for reset in (cut, cut[:, :1]):
+        found = torch.func.vmap(lambda b, n, r=reset: run(plain[0], b, plain[2], lengths=n, reset=r))(many, lengths)
+        torch.testing.assert_close(found, torch.stack([loop(plain[0], b, plain[2], True, n.tolist(), reset)
+                                                       for b, n in zip(many, lengths, strict=True)]))  # fmt: skip
+    cuts = torch.stack([cut, ~cut], 1)
+    found = torch.func.vmap(lambda b, r: run(plain[0], b, plain[2], reset=r), (0, 1))(many, cuts)
+    torch.testing.assert_close(found, torch.stack([loop(plain[0], b, plain[2], True, None, cuts[:, n])
+                                                   for n, b in enumerate(many)]))  # fmt: skip
 
 
 def test_compiled_graphs_have_no_break():
@@ -166,7 +189,7 @@ def test_compiled_graphs_have_no_break():
     lengths = torch.tensor([5, 0])
 
     def with_lengths(a, b, lengths):
-        return st.linear_recurrence(a, b, h0, lengths=lengths, reverse=True)
+        return st.linear_recurrence(a, b, h0, lengths=lengths, reverse=True, reset=b > 1)
 
     compiled = torch.compile(with_lengths, fullgraph=True, backend="aot_eager")
     for one, other in zip(*(torch.autograd.grad(f(a, b, lengths).sum(), (a, b)) for f in (compiled, with_lengths)),
@@ -240,26 +263,30 @@ def test_layers_are_those_without_pytorch(
         np.testing.assert_allclose(tensors[1].grad.numpy(), found.h0, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("nonlinearity", ["identity", "positive"])
-@pytest.mark.parametrize("reverse", [False, True])
-def test_the_mingrus_operator_has_all_derivatives(nonlinearity, reverse):
+@pytest.mark.parametrize(("nonlinearity", "reverse", "gates"), [
+    ("identity", False, 2), ("positive", True, 2), ("positive", False, 3), ("identity", True, 3),
+])  # fmt: skip
+def test_the_operator_of_gated_layers_has_all_derivatives(nonlinearity, reverse, gates):
     torch.manual_seed(0)
-    p, h0 = torch.randn(5, 2, 6, requires_grad=True, **F8), torch.randn(2, 3, requires_grad=True, **F8)
+    p, h0 = torch.randn(3, 2, 2 * gates, requires_grad=True, **F8), torch.randn(2, 2, requires_grad=True, **F8)
 
     def run(p, h0):
         return gated.run_min_gru(p, h0, None, nonlinearity, reverse)
 
-    z, rest, c, _ = gated._gate_and_candidate(p, nonlinearity)
+    z, rest, c, *_ = gated._gate_and_candidate(p, h0, nonlinearity)
+    if gates == 3:
+        i, f = p[..., :2].sigmoid(), p[..., 2:4].sigmoid()
+        torch.testing.assert_close((z, rest), (i / (f + i), f / (f + i)))
     torch.testing.assert_close(run(p, h0), loop(rest, z * c, h0, reverse=reverse))
     assert torch.autograd.gradcheck(run, (p, h0), check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(run, (p, h0))
-    lengths = torch.tensor([3, 0])
+    lengths = torch.tensor([2, 0])
     ended = functools.partial(gated.run_min_gru, lengths=lengths, nonlinearity=nonlinearity, reverse=reverse)
     torch.testing.assert_close(ended(p, h0), loop(rest, z * c, h0, reverse, lengths.tolist()))
     assert torch.autograd.gradcheck(ended, (p, h0), check_forward_ad=True)
     assert torch.autograd.gradgradcheck(ended, (p, h0))
-    many = torch.randn(4, 5, 2, 6, **F8)
-    for dims, tensors in (((0, None), (many, h0)), ((2, 1), (many.movedim(0, 2), h0.expand(4, 2, 3).movedim(0, 1)))):
+    many = torch.randn(4, 3, 2, 2 * gates, **F8)
+    for dims, tensors in (((0, None), (many, h0)), ((2, 1), (many.movedim(0, 2), h0.expand(4, 2, 2).movedim(0, 1)))):
         found = torch.func.vmap(run, in_dims=dims)(*tensors)
         torch.testing.assert_close(found, torch.stack([run(one, h0) for one in many]))
     want = torch.func.jacfwd(run)(p, h0)
@@ -311,6 +338,9 @@ LAYER = st.MinGRU(3, 5)
     (ShapeError, "h0 has the wrong shape", lambda: st.linear_recurrence(A, B, B)),
     (OptionError, "A length is out of range", lambda: st.linear_recurrence(A, B, lengths=[5, 1])),
     (OptionError, "dim", lambda: st.linear_recurrence(A, B, dim=3)),
+    (DTypeError, "reset has the wrong dtype", lambda: st.linear_recurrence(A, B, reset=A)),
+    (ShapeError, "reset has the wrong shape", lambda: st.linear_recurrence(A, B, reset=A[:2] > 0)),
+    (DeviceError, "reset is elsewhere", lambda: st.linear_recurrence(A, B, reset=(A > 0).to("meta"))),
     (OptionError, "hidden_size", lambda: st.MinGRU(3, 0)),
     (OptionError, "nonlinearity", lambda: st.MinGRU(3, 5, nonlinearity="tanh")),
     (ShapeError, "input has the wrong shape", lambda: LAYER(A[..., :2])),

@@ -11,7 +11,7 @@ from sparsebp.kernels.host.engine.compile import drop_stale
 
 drop_stale(Path(__file__).parents[1])  # before the imports below
 
-from sparsebp.kernels.host import sections, xla  # noqa: E402
+from sparsebp.kernels.host import averages, sections, xla  # noqa: E402
 from sparsebp.kernels.host.activations import ActivationKernels  # noqa: E402
 from sparsebp.kernels.host.conv.band import BandKernels  # noqa: E402
 from sparsebp.kernels.host.conv.conv import ConvolutionKernels  # noqa: E402
@@ -58,6 +58,7 @@ accept_read_only([module for name, module in sys.modules.items() if name.startsw
 __all__ = [
     "HostKernels",
     "add_between",
+    "averages",
     "bytes_at_once",
     "cells",
     "coloring",

@@ -286,8 +286,13 @@ def _ask(values, offset, of_chain, n):
 def _take_flags(keep, size, source, of_step, of_chain, n, count):
     """Write 0 for a reset and 1 for none."""
     for i in range(count):
-        for c in range(n):
-            keep[i * size + c] = 1.0 - source[i * of_step + c * of_chain]
+        flags, row = advance(source, i * of_step), advance(keep, i * size)
+        if of_chain == 1:  # a loop of its own: LLVM makes vectors of it
+            for c in range(n):
+                row[c] = 0.0 if flags[c] else 1.0
+        else:
+            for c in range(n):
+                row[c] = 0.0 if flags[c * of_chain] else 1.0
 
 
 @device
@@ -316,9 +321,10 @@ def _run(a, moving, b, keep, resets, states, reverse, count):
     size, state = lanes(b), load(states, 0)
     for i in range(count):
         at = (count - 1 - i if reverse else i) * size
-        if resets:
-            state = select_positive(load(keep, at), state, 0.0)
-        state = fma(load(a, at if moving else 0), state, load(b, at))
+        term = load(b, at)
+        state = fma(load(a, at if moving else 0), state, term)
+        if resets:  # not a product with 0: factors may be NaN, too
+            state = select_positive(load(keep, at), state, term)
         store(b, at, state)
     store(states, 0, state)
 
@@ -330,12 +336,12 @@ def _run_pairs(a, moving, b, keep, resets, states, reverse, count):
     for i in range(count):
         place = count - 1 - i if reverse else i
         at = 2 * place * size
+        from_a = at if moving else 0
+        x, y, old, b_re, b_im = load(a, from_a), load(a, from_a + size), re, load(b, at), load(b, at + size)
+        re, im = fma(x, re, b_re) - y * im, fma(x, im, fma(y, old, b_im))
         if resets:
             flag = load(keep, place * size)
-            re, im = select_positive(flag, re, 0.0), select_positive(flag, im, 0.0)
-        from_a = at if moving else 0
-        x, y, old = load(a, from_a), load(a, from_a + size), re
-        re, im = fma(x, re, load(b, at)) - y * im, fma(x, im, fma(y, old, load(b, at + size)))
+            re, im = select_positive(flag, re, b_re), select_positive(flag, im, b_im)
         store(b, at, re)
         store(b, at + size, im)
     store(states, 0, re)
@@ -424,15 +430,16 @@ def _forward_chain(a, b, h0, h, reset, apart, pairs, reverse, resets, steps, end
     re, im = np.float64(h0[0]), np.float64(h0[1]) if pairs else 0.0
     for i in range(end):
         t = first + way * i
-        if resets and reset[t * of_reset]:
-            re, im = 0.0, 0.0
+        clears = resets and reset[t * of_reset] != 0
+        b_re = np.float64(b[t * of_b])
         if pairs:
             x, y, old = np.float64(a[t * of_a]), np.float64(a[t * of_a + 1]), re
-            re = fma(x, re, np.float64(b[t * of_b])) - y * im
-            im = fma(x, im, fma(y, old, np.float64(b[t * of_b + 1])))
+            b_im = np.float64(b[t * of_b + 1])
+            re = b_re if clears else fma(x, re, b_re) - y * im
+            im = b_im if clears else fma(x, im, fma(y, old, b_im))
             put_number(h, t * of_h + 1, im)
         else:
-            re = fma(np.float64(a[t * of_a]), re, np.float64(b[t * of_b]))
+            re = b_re if clears else fma(np.float64(a[t * of_a]), re, b_re)
         put_number(h, t * of_h, re)
     for t in range(end, steps):
         _zero(h, t * of_h, pairs)

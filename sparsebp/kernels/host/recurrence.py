@@ -69,7 +69,7 @@ class LinearRecurrenceKernels:
         self, a: Array, b: Array, h0: Array, lengths: Array | None, reset: Array | None, reverse: bool, h: Array
     ) -> None:
         """One pass over a and b."""
-        resets, run = reset is not None, _lay_out(h, lengths, reset, a, b, h0, h)
+        resets, run = reset is not None, _lay_out(h, lengths, reset, False, a, b, h0, h)
         if run.by_rows:
             form = (run.rows[0].of_unit == 0, run.pairs)
             _run(_forward, run.sizes, 3, lengths, resets, reverse, False, form, *run.rows, run.reset)
@@ -82,7 +82,7 @@ class LinearRecurrenceKernels:
     ) -> None:  # fmt: skip
         """One pass back over a, h and gh."""
         resets, summed = reset is not None, len(ga) != len(h)
-        run = _lay_out(h, lengths, reset, a, h0, h, gh, gh0, ga, gb)
+        run = _lay_out(h, lengths, reset, summed, a, h0, h, gh, gh0, ga, gb)
         if not run.by_rows:
             run.run_chains(chains.backward, 5, reverse, resets, summed)
             return
@@ -272,8 +272,8 @@ class _Layout(NamedTuple):
         kernel(team(parts), parts, run, like, self.ends, self.reset, tuple(self.rows))
 
 
-def _lay_out(h: Array, lengths: Array | None, reset: Array | None, *arrays: Array) -> _Layout:
-    """Choose rows where units lie side by side, and all share their resets; factors may be shared, too."""
+def _lay_out(h: Array, lengths: Array | None, reset: Array | None, summed: bool, *arrays: Array) -> _Layout:
+    """Choose rows where units lie side by side; they may share factors and resets, and do the latter if `summed`."""
     (steps, batch, hidden), pairs = h.shape, h.dtype.kind == "c"
     rows, sizes = [strided(array) for array in arrays], h.shape
     rows.append(NO_RESET if reset is None else strided(reset))
@@ -281,7 +281,7 @@ def _lay_out(h: Array, lengths: Array | None, reset: Array | None, *arrays: Arra
     if joined and lengths is None:
         rows, sizes = joined, (steps, 1, batch * hidden)
     one = 1 + pairs
-    if batch * hidden > NARROW and sizes[2] * one >= LEAST and _lie_in_rows(rows, one):
+    if batch * hidden > NARROW and sizes[2] * one >= LEAST and _lie_in_rows(rows, one, summed):
         factors, *others, flags = rows
         rows = [factors._replace(of_unit=factors.of_unit // one), *(each._replace(of_unit=1) for each in others)]
         return _Layout(True, pairs, (steps, sizes[1], sizes[2] * one), rows, flags, NO_ENDS)
@@ -294,10 +294,11 @@ def _lay_out(h: Array, lengths: Array | None, reset: Array | None, *arrays: Arra
     return _Layout(False, pairs, sizes, rows[:-1], rows[-1], ends)
 
 
-def _lie_in_rows(rows: list[Rows], one: int) -> bool:
-    """Whether units lie side by side, `one` real each. The first, factors, may be shared; the last, resets, are."""
+def _lie_in_rows(rows: list[Rows], one: int, summed: bool) -> bool:
+    """Whether units lie side by side, `one` real each. The first, factors, and the last, resets, may be shared."""
     factors, *others, flags = rows
-    return flags.of_unit == 0 and factors.of_unit in (0, one) and all(each.of_unit == one for each in others)
+    apart = factors.of_unit in (0, one) and all(each.of_unit == one for each in others)
+    return apart and (flags.of_unit == 0 or (flags.of_unit == 1 and not summed))
 
 
 def _joined(rows: list[Rows], batch: int, hidden: int) -> list[Rows] | None:
@@ -351,11 +352,13 @@ def _forward(part, parts, run, rows):
                 now = _row(h, t, s, unit)
                 if t >= lengths[s]:
                     clear(now, count)
-                elif resets and _row(reset, t, s, 0)[0]:
+                elif resets and reset.of_unit == 0 and _row(reset, t, s, 0)[0]:
                     copy(now, _row(y, t, s, unit), count)
                 else:
                     before = _before(h0, h, t, s, unit, lengths[s], reverse)
                     step(form, _row(x, t, s, unit), _row(y, t, s, unit), before, now, count)
+                    if resets and reset.of_unit:
+                        _begin_anew(form, _row(reset, t, s, 0), unit, _row(y, t, s, unit), now, count)
 
 
 @parallel(**JIT)
@@ -386,7 +389,7 @@ def _backward(part, parts, run, rows):
                     clear(to_y, count)
                     if not summed:
                         blank(form, to_x, count)
-                elif resets and _row(reset, t, s, 0)[0]:
+                elif resets and reset.of_unit == 0 and _row(reset, t, s, 0)[0]:
                     _cut(_row(gh, t, s, unit), _row(carried, t, s, unit), to_y, count)
                     if not summed:
                         clear(to_x, count)
@@ -394,6 +397,8 @@ def _backward(part, parts, run, rows):
                     before, own = _before(h0, h, t, s, unit, lengths[s], reverse), _row(carried, t, s, unit)
                     args = _row(x, t, s, unit), _row(y, t, s, unit), before, _row(gh, t, s, unit), own
                     step(form, *args, to_x, summed, to_y, count)
+                    if resets and reset.of_unit:
+                        _cut_units(form, _row(reset, t, s, 0), unit, own, to_x, count)
             if summed and (i % PIECE == PIECE - 1 or i == steps - 1):
                 for s in range(first, last):
                     _join(_row(pieces, 0, s, unit), _row(gx, 0, s, unit), count)
@@ -405,6 +410,30 @@ def _cut(gh, carried, gy, count):
     for i in range(count):
         gy[i] = gh[i] + carried[i]
     clear(carried, count)
+
+
+@numba.njit(**INNER_JIT)
+def _begin_anew(form, flags, unit, terms, h, count):
+    """Write the terms of the numbers that are reset; of given factors, whose form says whether two reals are one."""
+    if form[1]:
+        for i in range(count):
+            h[i] = terms[i] if flags[(unit + i) // 2] else h[i]
+    else:
+        for i in range(count):
+            h[i] = terms[i] if flags[unit + i] else h[i]
+
+
+@numba.njit(**INNER_JIT)
+def _cut_units(form, flags, unit, carried, gx, count):
+    """Clear the gradients at the state before and at the factors, of the numbers that are reset."""
+    if form[1]:
+        for i in range(count):
+            if flags[(unit + i) // 2]:
+                carried[i] = gx[i] = 0
+    else:
+        for i in range(count):
+            carried[i] = 0 if flags[unit + i] else carried[i]
+            gx[i] = 0 if flags[unit + i] else gx[i]
 
 
 @device

@@ -23,7 +23,7 @@ from numba import carray
 from numba.core import types
 
 from sparsebp.kernels.host import chains, recurrence
-from sparsebp.kernels.host.chains import NARROW, Rows
+from sparsebp.kernels.host.chains import ACROSS, NARROW, Rows
 from sparsebp.kernels.host.engine import shipped
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import WORD, address, intrinsic, keep_alive, word_at
@@ -43,7 +43,7 @@ ERROR_CREATE = 6
 ERROR_SIZE = 28
 _EXTENSION, _API, _STAGE, _TYPE, _DIMS = 1, 2, 4, 2, 5
 _EXECUTE, _METADATA = 3, 1
-_COMPLEX = (15, 18)
+_COMPLEX, BOOLEAN = (15, 18), 1
 
 # Names for the linker: an address inside the machine code would be another process's when it comes from the disk.
 _TEAM, _GATE, _PYTHON = "sparsebp_xla_team", "sparsebp_xla_gate", "sparsebp_xla_python"
@@ -58,7 +58,8 @@ _ENDED = np.frombuffer(b"The interpreter has ended before this computation\0", n
 def forward_handler(dtype: np.dtype) -> int:
     """Return the address of the handler of a linear recurrence whose reals are of this dtype.
 
-    Operands a, b, h0 and, for some, lengths (B,) int32; attribute ``reverse``; result h.
+    Operands a, b, h0 and, for some, lengths (B,) int32 and resets (T or 1, B or 1, H or 1); attribute ``reverse``;
+    result h.
     """
     return int(_compiled(_forward_32 if dtype == np.float32 else _forward_64).address)
 
@@ -66,7 +67,8 @@ def forward_handler(dtype: np.dtype) -> int:
 def backward_handler(dtype: np.dtype) -> int:
     """Return the address of the handler of its gradients.
 
-    Operands a, h, the gradient at h, h0 and, for some, lengths; results: the gradients at a (T or 1, B, H), b and h0.
+    Operands a, h, the gradient at h, h0 and, for some, lengths and resets; results: the gradients at a (T or 1, B, H),
+    b and h0.
     """
     return int(_compiled(_backward_32 if dtype == np.float32 else _backward_64).address)
 
@@ -205,17 +207,39 @@ def _same_rows(rows, values):
 
 
 @numba.njit(**INNER_JIT)
-def _merged(of_a, sizes, pairs, lengths):
-    """Return the sizes of a and h with all samples of a step in one row, where a kernel may take them as one."""
-    shared = of_a[1] == 1 and of_a[2] == (2 if pairs else 1)
-    if lengths or not (shared or (of_a[1] == sizes[1] and of_a[2] == sizes[2])):
-        return of_a, sizes
-    return (of_a[0], 1, of_a[1] * of_a[2]), (sizes[0], 1, sizes[1] * sizes[2])
+def _extra(frame, first):
+    """Return whether there are lengths, operand `first`, and the sizes of the resets, the last one, or (0, 1, 1)."""
+    count = _word(frame, ARGUMENT_COUNT)
+    last = _argument(frame, count - 1)
+    resets = count > first and _word(last, _TYPE) & 0xFFFFFFFF == BOOLEAN
+    return count - resets > first, _sizes(last, False) if resets else (0, 1, 1)
 
 
 @numba.njit(**INNER_JIT)
-def _is_narrow(sizes, pairs):
-    return sizes[1] * sizes[2] <= NARROW * (2 if pairs else 1)
+def _resets(frame, sizes):
+    """Return the rows of the resets."""
+    if sizes[0] == 0:
+        return Rows(np.zeros(1, np.uint8), 0, 0, 0, 0)
+    last = _argument(frame, _word(frame, ARGUMENT_COUNT) - 1)
+    return _rows(last, sizes, 1 if sizes[2] > 1 else 0, np.uint8(0))
+
+
+@numba.njit(**INNER_JIT)
+def _merged(of_a, of_reset, sizes, pairs, lengths):
+    """Return the sizes of a, of resets and of h with all samples of a step in one row, where these may be one."""
+    one = 2 if pairs else 1
+    whole_a = (of_a[1] == 1 and of_a[2] == one) or (of_a[1] == sizes[1] and of_a[2] == sizes[2])
+    whole_reset = of_reset[1] * of_reset[2] == 1 or (of_reset[1] == sizes[1] and of_reset[2] * one == sizes[2])
+    if not whole_a or not whole_reset or (lengths and sizes[2] > one):
+        return of_a, of_reset, sizes
+    joined = (of_a[0], 1, of_a[1] * of_a[2]), (of_reset[0], 1, of_reset[1] * of_reset[2])
+    return joined[0], joined[1], (sizes[0], 1, sizes[1] * sizes[2])
+
+
+@numba.njit(**INNER_JIT)
+def _by_chains(sizes, pairs, of_reset, own_lengths, summed):
+    """Whether the kernel of chains runs: for few states, lengths of each unit, or sums over steps with its resets."""
+    return sizes[1] * sizes[2] <= NARROW * (2 if pairs else 1) or own_lengths or (summed and of_reset[2] > 1)
 
 
 @numba.njit(**INNER_JIT)
@@ -232,22 +256,12 @@ def _apart(rows, pairs):
 
 @numba.njit(**INNER_JIT)
 def _ends(lengths, sizes, pairs, given):
-    """Return the steps of every chain, or nothing."""
+    """Return the steps of every chain, or nothing; lengths are of chains, too, where all are in one row."""
     _, batch, width = _chains(sizes, pairs)
     found = np.empty(batch * width if given else 0, np.int64)
     for i in range(len(found)):
-        found[i] = lengths[i // width]
+        found[i] = lengths[i * len(lengths) // len(found)]
     return found
-
-
-@numba.njit(**INNER_JIT)
-def _double():
-    return np.empty(0, np.float64)
-
-
-@numba.njit(**INNER_JIT)
-def _no_reset():
-    return Rows(np.zeros(1, np.uint8), 0, 0, 0, 0)
 
 
 @numba.njit(**INNER_JIT)
@@ -266,25 +280,33 @@ def _lengths(frame, k, steps, batch, given):
 @numba.njit(**INNER_JIT)
 def _run_forward(frame, like):
     a, b, h0, h = _argument(frame, 0), _argument(frame, 1), _argument(frame, 2), _result(frame, 0)
-    pairs, with_lengths = _is_complex(b), _word(frame, ARGUMENT_COUNT) > 3
-    of_a, sizes = _merged(_sizes(a, pairs), _sizes(b, pairs), pairs, with_lengths)
-    steps, batch, width = sizes
-    lengths, fit = _lengths(frame, 3, steps, batch, with_lengths)
+    pairs, (given, of_reset) = _is_complex(b), _extra(frame, 3)
+    steps, samples, _ = _sizes(b, pairs)
+    lengths, fit = _lengths(frame, 3, steps, samples, given)
     if not fit:
         return _error(frame, _LENGTHS.ctypes.data)
-    form = (of_a[2] < width, pairs)
+    of_a, of_reset, sizes = _merged(_sizes(a, pairs), of_reset, _sizes(b, pairs), pairs, given)
+    _, batch, width = sizes
+    form, resets, reset = (of_a[2] < width, pairs), of_reset[0] > 0, _resets(frame, of_reset)
     state = _rows(h0, (1, batch, width), 1, like)
     rows = (_rows(a, of_a, 0 if form[0] else 1, like), _rows(b, sizes, 1, like), state, _rows(h, sizes, 1, like))
-    if _is_narrow(sizes, pairs):
-        x, y, start, out = rows
-        narrow = _chains(sizes, pairs), 1, pairs, _reverse(frame), False
-        own = _apart(x, pairs), _apart(y, pairs), _apart(start, pairs), _apart(out, pairs)
-        chains.forward(ALONE, 1, narrow, _double(), _ends(lengths, sizes, pairs, with_lengths), _no_reset(), own)
-        return 0
     team, threads = atomic_load(_published()), atomic_load(_published() + 8)
+    if _by_chains(sizes, pairs, of_reset, given and samples > batch, False):
+        x, y, start, out = rows
+        own = _apart(x, pairs), _apart(y, pairs), _apart(start, pairs), _apart(out, pairs)
+        ends, layout = (
+            _ends(lengths, sizes, pairs, given),
+            (_chains(sizes, pairs), ACROSS, pairs, _reverse(frame), resets),
+        )
+        if batch * width <= (2 * NARROW if pairs else NARROW):
+            chains.forward(ALONE, 1, layout, np.empty(0, np.float64), ends, reset, own)
+        else:
+            parts = divide(3 * steps * batch * width, threads <= 1, batch, width)[0]
+            chains.forward(team if parts > 1 else ALONE, parts, layout, rows[0].values[:0], ends, reset, own)
+        return 0
     parts, samples, block = divide(3 * steps * batch * width, threads <= 1, batch, width)
-    run = (sizes, (samples, block), lengths, False, _reverse(frame), False, form)
-    recurrence._forward(team if parts > 1 else ALONE, parts, run, (*rows, _no_reset()))
+    run = (sizes, (samples, block), lengths, resets, _reverse(frame), False, form)
+    recurrence._forward(team if parts > 1 else ALONE, parts, run, (*rows, reset))
     return 0
 
 
@@ -292,30 +314,36 @@ def _run_forward(frame, like):
 def _run_backward(frame, like):
     a, h, gh, h0 = _argument(frame, 0), _argument(frame, 1), _argument(frame, 2), _argument(frame, 3)
     ga, gb, gh0 = _result(frame, 0), _result(frame, 1), _result(frame, 2)
-    pairs, with_lengths = _is_complex(h), _word(frame, ARGUMENT_COUNT) > 4
-    of_a, sizes = _merged(_sizes(a, pairs), _sizes(h, pairs), pairs, with_lengths)
-    steps, batch, width = sizes
-    lengths, fit = _lengths(frame, 4, steps, batch, with_lengths)
+    pairs, (given, of_reset) = _is_complex(h), _extra(frame, 4)
+    steps, samples, _ = _sizes(h, pairs)
+    lengths, fit = _lengths(frame, 4, steps, samples, given)
     if not fit:
         return _error(frame, _LENGTHS.ctypes.data)
-    form, summed = (of_a[2] < width, pairs), of_a[0] != steps
-    factors, state = _rows(a, of_a, 0 if form[0] else 1, like), (1, batch, width)
+    of_a, of_reset, sizes = _merged(_sizes(a, pairs), of_reset, _sizes(h, pairs), pairs, given)
+    _, batch, width = sizes
+    form, resets, reset = (of_a[2] < width, pairs), of_reset[0] > 0, _resets(frame, of_reset)
+    factors, state, summed = _rows(a, of_a, 0 if form[0] else 1, like), (1, batch, width), of_a[0] != steps
     at_a = _rows(ga, (of_a[0], batch, width), 1, like)
     start, out, at_out = _rows(h0, state, 1, like), _rows(h, sizes, 1, like), _rows(gh, sizes, 1, like)
     at_start, at_b = _rows(gh0, state, 1, like), _rows(gb, sizes, 1, like)
-    if _is_narrow(sizes, pairs):
-        narrow = _chains(sizes, pairs), 1, pairs, _reverse(frame), False, summed
+    team, threads = atomic_load(_published()), atomic_load(_published() + 8)
+    if _by_chains(sizes, pairs, of_reset, given and samples > batch, summed):
+        layout = _chains(sizes, pairs), ACROSS, pairs, _reverse(frame), resets, summed
         own = (
             _apart(factors, pairs), _apart(start, pairs), _apart(out, pairs), _apart(at_out, pairs),
             _apart(at_start, pairs), _apart(at_a, pairs), _apart(at_b, pairs),
         )  # fmt: skip
-        chains.backward(ALONE, 1, narrow, _double(), _ends(lengths, sizes, pairs, with_lengths), _no_reset(), own)
+        ends = _ends(lengths, sizes, pairs, given)
+        if batch * width <= (2 * NARROW if pairs else NARROW):
+            chains.backward(ALONE, 1, layout, np.empty(0, np.float64), ends, reset, own)
+        else:
+            parts = divide(5 * steps * batch * width, threads <= 1, batch, width)[0]
+            chains.backward(team if parts > 1 else ALONE, parts, layout, factors.values[:0], ends, reset, own)
         return 0
     pieces = _same_rows(at_a, np.zeros(len(at_a.values) if summed else 0, at_a.values.dtype))
-    rows = (factors, factors, start, out, at_out, at_start, pieces, at_a, at_b, _no_reset())
-    team, threads = atomic_load(_published()), atomic_load(_published() + 8)
+    rows = (factors, factors, start, out, at_out, at_start, pieces, at_a, at_b, reset)
     parts, samples, block = divide(5 * steps * batch * width, threads <= 1, batch, width)
-    run = (sizes, (samples, block), lengths, False, _reverse(frame), summed, form)
+    run = (sizes, (samples, block), lengths, resets, _reverse(frame), summed, form)
     recurrence._backward(team if parts > 1 else ALONE, parts, run, rows)
     return 0
 
