@@ -14,6 +14,7 @@ import pytest
 import orders
 import strict_cupy
 from backends import make_backend, needs_numba
+from gpu_runs import cases
 from matrices import random_pattern
 from sparsebp import kernels, models, nn, optim
 from sparsebp.core import backend, cublas
@@ -81,6 +82,19 @@ def test_a_scan_that_two_streams_run_at_once(stacked, cupy):
         for i in range(n):
             y = np.einsum("ijb,jb->ib", data[i].reshape(size, size, batch), y)
             np.testing.assert_allclose(got[i].get(), y, rtol=1e-9)
+
+
+# ---- every kernel through CuPy ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", cases.kernels())
+def test_a_kernel_writes_the_hosts_results(kernel, cupy):
+    needs_numba("results are compared with the host's")
+    for case in cases.every(small=True):
+        if case.kernel == kernel:
+            there = cases.run(kernels.get(cupy), case, cupy.asarray)
+            got = {name: backend.to_host(array) for name, array in there.items()}
+            assert cases.differences(got, cases.run(kernels.get(np), case)) == [], case.key
 
 
 # ---- a device other than the first; threads begin on the first ------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks import harness
+from benchmarks import gpu_peers, harness, load
 from gpu_runs import cases, runs
 from gpu_runs.carried import ROOT
 from gpu_runs.machine_code import sets
@@ -119,7 +119,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         status, lines, found = run(name, there | {"STANDIN_FAULT": fault})
         assert status == int(bool(fault)) and last in lines, "\n".join(lines)
         assert found.keys() == runs.RUNS[name].keys()
-        assert {stage for stage, each in found.items() if each["outcome"] != "passed"} == ({"gpu-numbers"} if fault else set())
+        failed = {stage for stage, each in found.items() if each["outcome"] != "passed"}
+        assert failed == ({"gpu-numbers"} if fault else set())
         stages |= found
         assert comes_back(there, name)
         next(Path(there["OUT"]).iterdir()).unlink()
@@ -153,6 +154,15 @@ def test_numbers(ran: Ran) -> None:
     assert {row["cell"] for row in held} == {"RNN", "GRU"}
     assert all(any("reduce" in name for name in row["launches"]) for row in held)
     assert ran.stages["ncu"]["said"] == ["1 launches profiled"]
+
+
+def test_peers(ran: Ran) -> None:
+    result = result_of("gpu-peers", ran.there)
+    rows, sizes = result["rows"], load("gpu-peers").sizes
+    assert {row["what"] for row in rows} == {point.what for point in gpu_peers.points({**result["settings"], **sizes})}
+    assert not [row for row in rows if "error" in row or "failed" in row] and result["notes"] == []
+    on_gpu = [row["ours"] for row in rows if row["what"] in ("accelerate", "recurrence", "adam")]
+    assert on_gpu and all({"host", "hertz", "queued"} <= side.keys() for side in on_gpu)
 
 
 def test_grid(ran: Ran) -> None:
