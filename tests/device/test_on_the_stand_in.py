@@ -9,19 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from backends import ORDERS
+
 TESTS = Path(__file__).parents[1]
 PLANNED = (
     "device", "patterns", "products", "scan/test_run.py", "kernels/test_spgemm.py", "train/test_callbacks.py",
     "train/test_counted.py", "train/test_late_steps.py", "bench/test_gpu_products.py",
 )  # fmt: skip
 """Where something is compared with the host kernels, or planned by them."""
+WITHOUT_NUMBA = ("-p", "strict_cupy.without_numba")
 RUNS = {
     "planned": [*PLANNED],
-    "all others": [
-        "-p", "strict_cupy.without_numba", ".", "--ignore=kernels", *(f"--ignore={path}" for path in PLANNED)
-    ],
-}  # fmt: skip
-"""Bodies in ``kernels`` run on `cuda_on_cpu`, with every check on; here each kernel is called by ``device``."""
+    "all others": [*WITHOUT_NUMBA, ".", "--ignore=kernels", *(f"--ignore={path}" for path in PLANNED)],
+}
+if len(ORDERS) > 1:  # else bodies in ``kernels`` run on `cuda_on_cpu` alone, and ``device`` calls each kernel here
+    RUNS["kernels"] = [*WITHOUT_NUMBA, "kernels"]
 
 
 @pytest.mark.parametrize("name", RUNS)
