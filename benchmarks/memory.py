@@ -24,8 +24,6 @@ from sparsebp.train import Trainer
 
 MOST = 1.15
 """Of one worker's memory divided by the ranks; the activations of a stage come on top."""
-GRIDS = ((1, 1, False), (2, 1, False), (4, 1, False), (4, 2, False), (4, 2, True))
-"""Ranks, how many pipelines they are, and whether these shard the optimizer's state."""
 
 
 def measure_memory(run: Run) -> Iterator[Row]:
@@ -33,7 +31,7 @@ def measure_memory(run: Run) -> Iterator[Row]:
     sizes = {key: run.settings[key] for key in ("width", "depth", "batch", "microbatches")}
     for built in ("by stage", "whole"):
         whole = 0
-        for ranks, replicas, sharded in GRIDS:
+        for ranks, replicas, sharded in run.settings["grids"]:
             if built == "whole" and replicas > 1:
                 continue
             grid: dict[str, Any] = {"replicas": replicas, "sharded": sharded}
@@ -99,8 +97,15 @@ MEMORY = Benchmark(
     title="Memory of a rank of a pipeline: {depth} layers of {width}, float32, Adam, {microbatches} micro-batches",
     leaves_out="Python, its modules and compiled kernels",
     settings={"schedule": "1f1b"},
-    sizes={"width": 1400, "depth": 16, "batch": 64, "microbatches": 4},
-    quick={"width": 64, "depth": 8, "batch": 16, "microbatches": 2},
+    # of grids: ranks, how many pipelines they are, and whether these shard the optimizer's state
+    sizes={
+        "width": 1400, "depth": 16, "batch": 64, "microbatches": 4,
+        "grids": ((1, 1, False), (2, 1, False), (4, 1, False), (4, 2, False), (4, 2, True)),
+    },
+    quick={
+        "width": 64, "depth": 8, "batch": 16, "microbatches": 2,
+        "grids": ((1, 1, False), (2, 1, False), (4, 2, True)),
+    },
     threads=None,
     measure=measure_memory,
     columns=columns(

@@ -61,13 +61,10 @@ FORMS = [(tile, np.float32) for tile in conv.TILES] + [(tile, np.float64) for ti
 
 
 @pytest.mark.parametrize(("tile", "dtype"), FORMS)
-@pytest.mark.parametrize("order", ["forward", "random"])
-def test_every_tile_agrees_with_the_host(
-    tile: tuple[int, int], dtype: Any, order: Order, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_tile_agrees_with_the_host(tile: tuple[int, int], dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conv, "TILES", (tile,))
     conv._plan.cache_clear()
-    device = Kernels(DeviceKernels(CheckedNumpy(), ExecutorLoader(order=order)))
+    device = Kernels(DeviceKernels(CheckedNumpy(), ExecutorLoader(order="random")))
     for name, case in CASES.items():
         options, given = arrays_of(case, dtype)
         limits = (-0.7, 1.5) if name in ("same", "groups") else None

@@ -1,8 +1,6 @@
 """Layers, plans, scans and whole training steps on the device kernels give what they give on the host.
 
-The same body runs with the device launchers emulated (NumPy arrays go to `DeviceKernels` in place of `HostKernels`)
-and, marked ``gpu``, on CuPy arrays. What is compared is everything above the kernels: which of them a layer calls, and
-with what.
+On CuPy's arrays. What is compared is everything above the kernels: which of them a layer calls, and with what.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import pytest
 from backends import Backend, make_backend, needs_numba
 from cuda_on_cpu.loader import ExecutorLoader
 from cuda_on_cpu.memory import CheckedNumpy, uninitialised
-from sparsebp import jacobian_t, kernels, models, nn, optim, plan_scan
+from sparsebp import jacobian_t, models, nn, optim, plan_scan
 from sparsebp.comm.threads import run_ranks
 from sparsebp.comm.transport import Transport
 from sparsebp.core.backend import to_host
@@ -36,28 +34,16 @@ CELLS: dict[str, Callable[..., Any]] = {
     "gru": nn.GRU,
 }
 MAKE = CELLS | {"lstm": nn.LSTM, "mingru": nn.MinGRU, "minlstm": nn.MinLSTM}
-HOST = kernels.get
-BACKENDS: dict[str, Backend] = {}  # kept, so that kernels are compiled once
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one layer": {},
     "two layers, both ways, batch first": {"num_layers": 2, "bidirectional": True, "batch_first": True},
 }
 
 
-@pytest.fixture(params=["emulated-random", pytest.param("gpu", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
-    """A backend in use: where it is emulated, `kernels.get` returns its kernels for NumPy arrays.
-
-    In one order of threads, the one that shows most: tests of the kernels run them in all three.
-    """
-    backend = BACKENDS.get(request.param) or BACKENDS.setdefault(request.param, make_backend(request.param))
-    if backend.emulated:
-        monkeypatch.setattr(kernels, "get", lambda _: backend.kernels)
-    return backend
-
-
-def on(device: Backend, layer: Any) -> Any:
-    return layer if device.emulated else layer.to("cuda")
+@pytest.fixture(params=[pytest.param("gpu", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Backend:
+    """The kernels through CuPy; tests of the kernels run their sources with every check."""
+    return make_backend(request.param)
 
 
 def both(device: Backend, run: Callable[[Callable[[Any], Any], Callable[[Any], Any]], dict[str, Any]]) -> None:
@@ -66,12 +52,8 @@ def both(device: Backend, run: Callable[[Callable[[Any], Any], Callable[[Any], A
     `run` gets two functions: one moves an array, the other a layer.
     """
     needs_numba("results are compared with those of the host kernels")
-    emulated = kernels.get
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "get", HOST)
-        expected = run(np.asarray, lambda layer: layer)
-    assert kernels.get is emulated
-    result = run(device.array, lambda layer: on(device, layer))
+    expected = run(np.asarray, lambda layer: layer)
+    result = run(device.array, lambda layer: layer.to("cuda"))
     assert result.keys() == expected.keys()
     for name, value in expected.items():
         got = to_host(result[name]) if not np.isscalar(result[name]) else result[name]
@@ -176,7 +158,7 @@ def test_training_writes_no_gradient_at_the_gates(device: Backend, monkeypatch: 
         backward(self, h, w, gy, last, f, gz, gh0, *rest)
 
     monkeypatch.setattr(type(device.kernels), "rnn_backward", noted)
-    layer = on(device, nn.RNN(2, 5, num_layers=2, backward="bp", rng=1))
+    layer = nn.RNN(2, 5, num_layers=2, backward="bp", rng=1).to("cuda")
     y, saved = layer.forward(device.array(np.ones((8, 3, 2), np.float32)))
     g = layer.gradients(y, saved)
     assert g.weights.keys() == layer.params.keys()

@@ -14,6 +14,8 @@ import pytest
 import orders
 import strict_cupy
 from backends import make_backend, needs_numba
+from benchmarks.workloads import SequenceWorkload
+from gpu_runs import cases
 from matrices import random_pattern
 from sparsebp import kernels, models, nn, optim
 from sparsebp.core import backend, cublas
@@ -81,6 +83,19 @@ def test_a_scan_that_two_streams_run_at_once(stacked, cupy):
         for i in range(n):
             y = np.einsum("ijb,jb->ib", data[i].reshape(size, size, batch), y)
             np.testing.assert_allclose(got[i].get(), y, rtol=1e-9)
+
+
+# ---- every kernel through CuPy ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", cases.kernels())
+def test_a_kernel_writes_the_hosts_results(kernel, cupy):
+    needs_numba("results are compared with the host's")
+    for case in cases.every(small=True):
+        if case.kernel == kernel:
+            there = cases.run(kernels.get(cupy), case, cupy.asarray)
+            got = {name: backend.to_host(array) for name, array in there.items()}
+            assert cases.differences(got, cases.run(kernels.get(np), case)) == [], case.key
 
 
 # ---- a device other than the first; threads begin on the first ------------------------------------------------------
@@ -343,6 +358,35 @@ def test_a_cells_products_are_cublass(make: Any, counted: Any) -> None:
         assert g.input.shape == x.shape and g.hidden.shape == h.shape and g.weights
     assert counts.products == 4 and counts.launched["sum_gates"] == 1, str(counts)
     assert "cupy.matmul" not in counts.launched
+
+
+# ---- training steps --------------------------------------------------------------------------------------------------
+
+
+TRAINING = {("RNN", "bp"): 10, ("RNN", "chunked"): 12, ("GRU", "bp"): 13, ("GRU", "chunked"): 15}
+"""Cell and algorithm of the benchmarks' workload, and launches of a step, from the batch to the updated parameters.
+
+No count hangs on the length, up to 65 536 rows T·B.
+"""
+
+
+@pytest.mark.parametrize(("cell", "backward"), TRAINING)
+def test_a_training_step_asks_no_more_of_the_device(cell: str, backward: str, counted: Any) -> None:
+    """Launched or captured, it sends nothing and reads its loss once; a captured one copies the batch to its place."""
+    for graph in (False, True):
+        workload = SequenceWorkload(cell, 64, 16, device="cuda", backward=backward)
+        order = orders.order_for(workload.model)
+        executor = PlainExecutor(workload.model, workload.loss, workload.optimizer, order, graph=graph)
+        batch = [(workload.x, workload.target)]
+        for number in range(4):
+            executor.step(batch, number)
+        with counted() as counts:
+            executor.step(batch, 4)
+        assert (counts.d2h, counts.h2d) == (1, 0), str(counts)
+        if graph:
+            assert (counts.graphs, counts.launches) == (1, 2), str(counts)
+        else:
+            assert counts.launches <= TRAINING[cell, backward], str(counts)
 
 
 # ---- host arrays or NumPy scalars among device arrays are an error, never a wrong pointer ----------------------------

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks import harness
+from benchmarks import gpu_peers, harness, load
 from gpu_runs import cases, runs
 from gpu_runs.carried import ROOT
 from gpu_runs.machine_code import sets
@@ -103,7 +103,7 @@ def comes_back(there: dict[str, str], name: str) -> bool:
 
 
 class Ran(NamedTuple):
-    """The first run: both calls, one after the other."""
+    """Two runs, one after the other."""
 
     there: dict[str, str]
     stages: dict[str, dict[str, Any]]
@@ -111,17 +111,18 @@ class Ran(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """The second call finds another machine, and the results of the first."""
+    """The second run finds another machine, and the results of the first; there a kernel of products breaks it."""
     pytest.importorskip("torch")
     there = machine(tmp_path_factory.mktemp("first"))
     stages: dict[str, dict[str, Any]] = {}
-    for call in ("first-1", "first-2"):
-        status, lines, found = run(call, there)
-        assert status == 0 and "ALL WELL" in lines, "\n".join(lines)
-        assert found.keys() == runs.RUNS[call].keys()
-        assert {stage["outcome"] for stage in found.values()} == {"passed"}
+    for name, fault, last in (("check", "", "ALL WELL"), ("first-2", "sticky:spgemm_pairs", "NOT WELL: gpu-numbers")):
+        status, lines, found = run(name, there | {"STANDIN_FAULT": fault})
+        assert status == int(bool(fault)) and last in lines, "\n".join(lines)
+        assert found.keys() == runs.RUNS[name].keys()
+        failed = {stage for stage, each in found.items() if each["outcome"] != "passed"}
+        assert failed == ({"gpu-numbers"} if fault else set())
         stages |= found
-        assert comes_back(there, call)
+        assert comes_back(there, name)
         next(Path(there["OUT"]).iterdir()).unlink()
     return Ran(there, stages)
 
@@ -129,17 +130,22 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def test_check(ran: Ran) -> None:
     assert ran.stages["tests"]["said"] == ran.stages["end to end"]["said"] == ["2 passed, 0 failed, 0 skipped"]
     assert ", 0 wrong, compared with " in ran.stages["launches"]["said"][-1]
-    assert "ERROR SUMMARY: 0 errors" in ran.stages["memcheck"]["said"][0]
     out = results(ran.there)
     rows = runs.rows_of(out / "check-launches.jsonl")
     assert {row["kernel"] for row in rows} == {"clamp_arrays", "gather"} and not [row for row in rows if "error" in row]
-    assert (out / "check-memcheck.txt").exists()
+    for tool in ("memcheck", "racecheck"):
+        assert "ERROR SUMMARY: 0 errors" in ran.stages[tool]["said"][0] and (out / f"check-{tool}.txt").exists()
 
 
 def test_numbers(ran: Ran) -> None:
+    """A kernel that breaks the device costs its own points, and is told."""
     rows = result_of("gpu-numbers", ran.there)["rows"]
     wanted = ["forward", "input", "backward", "summed", "phases", "weights", "python", "captured", "cudnn", "scan"]
     assert {row["what"] for row in rows} == {*wanted, "flashrnn", "spgemm"}
+    wrong = [row for row in rows if "error" in row]
+    assert {row["what"] for row in wrong} == {"spgemm"} and len(wrong) == sum(row["what"] == "spgemm" for row in rows)
+    assert all("CUDARuntimeError" in row["error"] for row in wrong)
+    assert f"{len(rows) - len(wrong)} rows measured, {len(wrong)} not" in ran.stages["gpu-numbers"]["said"][0]
     assert all(row["time"]["queued"] for row in rows if row["what"] in ("forward", "backward", "summed", "scan"))
     assert all({"host", "hertz", "all"} <= row["time"].keys() for row in rows if row["what"] == "forward")
     (wide,) = (row for row in rows if row["what"] == "cudnn" and row["cell"] == "RNN")
@@ -147,12 +153,16 @@ def test_numbers(ran: Ran) -> None:
     held = [row for row in rows if row["what"] == "phases" and row["rows_a_lane"] == 2]
     assert {row["cell"] for row in held} == {"RNN", "GRU"}
     assert all(any("reduce" in name for name in row["launches"]) for row in held)
-    sparse = [row for row in rows if row["what"] == "spgemm"]
-    assert {(row["product"], row["batch"]) for row in sparse} == {
-        (name, batch) for name in ("Poisson, A·P", "random, 8 a row") for batch in (1, 3)
-    }
-    assert all(row["stale"] is False and row["cusparse"]["queued"] and row["cusparse_ratio"] for row in sparse)
     assert ran.stages["ncu"]["said"] == ["1 launches profiled"]
+
+
+def test_peers(ran: Ran) -> None:
+    result = result_of("gpu-peers", ran.there)
+    rows, sizes = result["rows"], load("gpu-peers").sizes
+    assert {row["what"] for row in rows} == {point.what for point in gpu_peers.points({**result["settings"], **sizes})}
+    assert not [row for row in rows if "error" in row or "failed" in row] and result["notes"] == []
+    on_gpu = [row["ours"] for row in rows if row["what"] in ("accelerate", "recurrence", "adam")]
+    assert on_gpu and all({"host", "hertz", "queued"} <= side.keys() for side in on_gpu)
 
 
 def test_grid(ran: Ran) -> None:
@@ -163,30 +173,13 @@ def test_grid(ran: Ran) -> None:
 
 
 def test_graphs(there: dict[str, str]) -> None:
+    """And without Numba, which the machine's NumPy may be too new for."""
     pytest.importorskip("torch")
-    status, lines, stages = run("graphs", there)
+    status, lines, stages = run("graphs", there | {"STANDIN_FAULT": "numba"})
     assert status == 0 and stages["graph tests"]["said"] == ["2 passed, 0 failed, 0 skipped"], "\n".join(lines)
     rows = [row for row in result_of("gpu-graphs", there)["rows"] if row["network"] == "DenseNet"]
     assert [row["order"] for row in rows[-2:]] == ["one stream", "two streams"]
     assert all("captured" in row for row in rows)
-
-
-def test_a_kernel_that_breaks_the_device_costs_its_own_points_and_is_told(there: dict[str, str]) -> None:
-    """And without Numba, which the machine's NumPy may be too new for."""
-    pytest.importorskip("torch")
-    there |= {"STANDIN_FAULT": "numba,sticky:gru_forward"}
-    status, lines, stages = run("numbers", there)
-    assert status == 1 and "NOT WELL: gpu-numbers" in lines and stages["gpu-numbers"]["outcome"] == "failed"
-    rows = result_of("gpu-numbers", there)["rows"]
-    wrong = [row for row in rows if "error" in row]
-    whats = {"forward", "input", "python", "cudnn"}
-    assert {(row["what"], row["cell"]) for row in wrong} == {(what, "GRU") for what in whats}
-    assert {("forward", "RNN"), ("backward", "GRU"), ("scan", "GRU")} <= {(r["what"], r["cell"]) for r in rows} - {
-        (row["what"], row["cell"]) for row in wrong
-    }
-    assert all("CUDARuntimeError" in row["error"] for row in wrong)
-    assert f"{len(rows) - len(wrong)} rows measured, {len(wrong)} not" in stages["gpu-numbers"]["said"][0]
-    assert comes_back(there, "numbers")
 
 
 def test_without_a_gpu_nothing_is_tried(there: dict[str, str]) -> None:

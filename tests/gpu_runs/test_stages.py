@@ -66,7 +66,9 @@ def test_stages_in_turn_and_the_summary_last(tmp_path: Path, capsys: pytest.Capt
     assert printed.endswith("ALL WELL\n")
 
 
-def test_stages_beside_others_end_before_one_that_is_alone(tmp_path: Path) -> None:
+def test_stages_beside_others_end_before_one_that_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_runs.stages.GRACE", 0.5)
+
     def notes(name: str, seconds: float) -> Any:
         begun = f"import pathlib, time; here = pathlib.Path({str(tmp_path)!r}); (here / '{name}.begun').touch(); "
         return python(begun + f"time.sleep({seconds}); (here / '{name}.ended').touch()")
@@ -80,7 +82,7 @@ def test_stages_beside_others_end_before_one_that_is_alone(tmp_path: Path) -> No
         Stage("measures", 1, lambda limit: [sys.executable, "-c", ended, str(tmp_path)], alone=True),
         Stage("hangs", 0, notes("hangs", 1000), beside=True),
     ]
-    assert Session("try", tmp_path, 30).run(stages, lambda: ["a digest"]) == 1
+    assert Session("try", tmp_path, 8).run(stages, lambda: ["a digest"]) == 1
     assert outcomes(tmp_path) == ["passed", "passed", "passed", "stopped"]
     assert "\na digest\nNOT WELL: hangs\n" in (tmp_path / "summary-try.txt").read_text(encoding="utf-8")
 

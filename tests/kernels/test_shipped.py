@@ -81,7 +81,7 @@ def test_what_was_recorded_is_not_compiled_again_and_damage_is(process, tmp_path
         assert shipped.Store(folder).open() is None
 
 
-JOB = "sequences, float32"
+JOB = "dense products, float32"
 IN_A_WHEEL = f"""
     import sparsebp
     from sparsebp import warm_up

@@ -97,10 +97,11 @@ def test_however_samples_are_shared_out_they_have_the_same_bits(
     np.testing.assert_array_equal(layer(x), expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)  # more threads than cores wait for each other
 @given(
     kind=st.sampled_from(list(KINDS)), inputs=st.sampled_from([1, 3, 16, 37]), hidden=st.integers(9, 150),
-    batch=st.integers(1, 4), steps=st.sampled_from([1, 2, 9, 17, 40]), threads=st.integers(2, 9), bias=st.booleans(),
+    batch=st.integers(1, 4), steps=st.sampled_from([1, 2, 9, 17]), threads=st.sampled_from([2, 3, 5, 9]),
+    bias=st.booleans(),
     dtype=st.sampled_from([np.float32, np.float64]),
 )  # fmt: skip
 def test_threads_that_share_the_units_of_a_state_give_the_same_bits(

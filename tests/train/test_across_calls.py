@@ -129,7 +129,7 @@ def renamed(state):
     after=st.sampled_from(["go on", "flush", "close", "close and go on"]),
     sizes=st.lists(st.sampled_from([1, 5, 6]), min_size=6, max_size=6),
 )  # fmt: skip
-@settings(max_examples=150, deadline=None, phases=UNSHRUNK)
+@settings(max_examples=100, deadline=None, phases=UNSHRUNK)
 def test_an_executor_that_failed(seed, first, streams, microbatches, part, at, count, after, sizes):
     once = Once()
     model, batches = failing_net(once), batches_of(sizes, microbatches)

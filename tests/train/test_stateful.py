@@ -215,6 +215,6 @@ def _drawn(net):
 
 
 Training.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=12, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
+    max_examples=60, stateful_step_count=12, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
 )
 TestTraining = Training.TestCase

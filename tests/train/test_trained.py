@@ -30,7 +30,7 @@ class Look(Callback):
     accumulate=st.integers(1, 4), clip=st.sampled_from([None, 0.4]), batch_size=st.sampled_from([1, 7, 8, 22]),
     read=st.booleans(),
 )  # fmt: skip
-@settings(max_examples=160, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_order_is_the_plain_loop(
     name, optimizer, seed, part, scheduled, order, streams, accumulate, clip, batch_size, read
 ):

@@ -2,7 +2,7 @@
 
 And what the runs ask of a GPU besides: PyTorch's device ``cuda``, which is the CPU here, and what can go wrong there:
 ``STANDIN_FAULT=sticky:name`` breaks the device for good at the launch of that kernel, as an illegal access does;
-``STANDIN_FAULT=numba`` lets nobody import Numba; ``numba,sticky:name`` does both.
+``STANDIN_FAULT=numba`` lets nobody import Numba.
 """
 
 from __future__ import annotations
