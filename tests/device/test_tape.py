@@ -21,7 +21,7 @@ from sparsebp.jacobians.tape import UnrecordedError, device, loops, plan_tape
 from sparsebp.jacobians.tape.expressions import Table, evaluated
 from sparsebp.jacobians.tape.loops import CODE, Leaf, Root
 from sparsebp.jacobians.tape.sweeps import Sweep
-from sparsebp.kernels.device import DeviceKernels, source
+from sparsebp.kernels.device import DeviceKernels, launch, source
 
 needs_numba("products are planned by it")
 RNG = np.random.default_rng(0)
@@ -88,7 +88,8 @@ def planned(make, f, args, device=None):
 
 @pytest.fixture
 def interpreted_loops(monkeypatch):
-    """Host loops in Python: the text that Numba, too, gets."""
+    """Host loops in Python: the text that Numba, too, gets. Threads of kernels have several turns of long ones."""
+    monkeypatch.setattr(launch, "BLOCKS_AT_ONCE", 1)
     run = lambda text: np.errstate(all="ignore")(loops.as_python(text, ModuleType("loop")))  # noqa: E731
     monkeypatch.setattr(loops, "_compiled", {})
     monkeypatch.setattr(loops, "translated", run)
