@@ -378,9 +378,6 @@ class SparseJacobian:
             raise ShapeError("x is not a batch", expected=f"({self._size}, B)", got=np.shape(xs))
         if not xs.shape[1]:
             return self._function.stacked([], (self.pattern.nnz, 0), xs)
-        if backend.is_on_device(xs):
-            samples = (self._at(replaced(args, [self._argnum], [x])) for x in xs.T)
-            return backend.namespace(xs).stack(list(samples), axis=1)
         first = replaced(args, [self._argnum], [xs[:, 0]])
 
         def at(x: Any) -> Array:
@@ -390,7 +387,7 @@ class SparseJacobian:
             self._prepare(first)
             found = self._tape.batch(first, xs, lambda: self._at(first))
             if found is not None:
-                for sample in np.flatnonzero(np.isnan(found[0])).tolist():
+                for sample in np.flatnonzero(np.isnan(backend.to_host(found[0]))).tolist():
                     found[:, sample] = at(xs[:, sample])
                 return found
         values, rest = self._at(first), xs.T[1:]  # checks, and compiles

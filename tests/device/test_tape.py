@@ -116,6 +116,10 @@ def test_in_the_emulator(name, dtype, interpreted_loops):
         found += [tape.values(args), tape.values(args)]
     assert all((found[0] == one).all() for one in found)
     assert found[0].dtype == dtype
+    batch = tape.values((np.stack([args[0], 1.1 * args[0], 0.9 * args[0]], axis=1), *args[1:]))
+    for sample, factor in enumerate((1, 1.1, 0.9)):
+        expected, room = on_host.values((factor * args[0], *args[1:])), np.sqrt(np.finfo(dtype).eps)
+        np.testing.assert_allclose(batch[:, sample], expected, rtol=room, atol=room * abs(expected).max())
     for expected in (on_host.values(args), jac.values(*args)):
         room = np.sqrt(np.finfo(dtype).eps)
         np.testing.assert_allclose(found[0], expected, rtol=room, atol=room * abs(expected).max())
@@ -163,12 +167,12 @@ class InPython(DeviceKernels):
 
     def launch_emitted(self, text, like, count, *args):
         if text == device.SUMS:
-            parts, order, ends, to, out, lanes = args
+            parts, order, ends, to, out, lanes, _ = args
             sums = [parts[order[a:b]].sum() for a, b in itertools.pairwise(ends)]
             assert count == lanes * len(sums) and to is not None  # none is so long that it is split
             out[to] += sums
             return
-        numbers, adjoints, out, parts, index, at = args
+        numbers, adjoints, out, parts, index, at, _ = args
         module = ModuleType("loop")
         module.parts = parts
         run = loops.as_python(text, module)
@@ -236,14 +240,30 @@ def test_from_end_to_end():
                 cupy.testing.assert_allclose(jac.vjp(cupy.asarray(w), *there), w @ expected(*args), rtol=1e-9)
             else:
                 cupy.testing.assert_allclose(jac.gradient(*there), expected.gradient(*args), rtol=1e-9)
-        xs = np.stack([args[0], 2 * args[0]], axis=1)
-        batch = jac.batch(cupy.asarray(xs), *there[1:])
-        cupy.testing.assert_allclose(batch, expected.batch(xs, *args[1:]), rtol=1e-9, atol=1e-9)
+        for count in (0, 1, 2, 5):
+            xs = args[0][:, None] * np.linspace(1, 2, count)
+            batch = jac.batch(cupy.asarray(xs), *there[1:])
+            cupy.testing.assert_allclose(batch, expected.batch(xs, *args[1:]), rtol=1e-9, atol=1e-9)
         if f is not network:
             single = jac.values(*(one.astype(cupy.float32) for one in there))
             assert single.dtype == cupy.float32
             cupy.testing.assert_allclose(single, expected.values(*args), rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(jac.values(*args), expected.values(*args), rtol=1e-9)  # on the host as well
+    roots, xs = lambda x: np.sqrt(x[1:]) * x[:-1], z[:20].reshape(4, 5).copy()
+    xs[2, [1, 4]] = 0  # where derivatives are infinite, the interpreter's rules hold
+    jac, expected = (sb.sparse_jacobian(roots, x, compiled=True) for x in (cupy.asarray(z[:4]), z[:4]))
+    for _ in range(2):
+        cupy.testing.assert_allclose(jac.batch(cupy.asarray(xs)), expected.batch(xs), rtol=1e-12)
+        cupy.testing.assert_allclose(jac.values(cupy.asarray(xs[:, 1])), expected.values(xs[:, 1]), rtol=1e-12)
+
+    def tree(state, scale):
+        return {"a": state["p"] * state["q"][:, None] * scale, "b": np.sin(state["q"])}
+
+    state = {"p": z[:6].reshape(3, 2), "q": z[6:9]}
+    jac = sb.sparse_jacobian(tree, {name: cupy.asarray(x) for name, x in state.items()}, 2.0, compiled=True)
+    expected = sb.sparse_jacobian(tree, state, 2.0)(state, 3.0).toarray()
+    for _ in range(2):
+        np.testing.assert_allclose(jac({n: cupy.asarray(x) for n, x in state.items()}, 3.0).get().toarray(), expected)
     jac = sb.sparse_hessian(lagrangian, cupy.asarray(z), cupy.asarray(weights), compiled=True)
     with pytest.raises(DeviceError, match="mixed"):
         jac.values(cupy.asarray(z), weights)
