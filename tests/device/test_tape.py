@@ -90,6 +90,7 @@ def planned(make, f, args, device=None):
 def interpreted_loops(monkeypatch):
     """Host loops in Python: the text that Numba, too, gets. Threads of kernels have several turns of long ones."""
     monkeypatch.setattr(launch, "BLOCKS_AT_ONCE", 1)
+    monkeypatch.setattr(launch, "_emitted", {})
     run = lambda text: np.errstate(all="ignore")(loops.as_python(text, ModuleType("loop")))  # noqa: E731
     monkeypatch.setattr(loops, "_compiled", {})
     monkeypatch.setattr(loops, "translated", run)
@@ -106,7 +107,7 @@ def along(tape, x, *others):
 @pytest.mark.parametrize(("name", "dtype"), [
     *((name, np.float64) for name in CASES), *((name, np.float32) for name in ("surface", "network"))])  # fmt: skip
 def test_in_the_emulator(name, dtype, interpreted_loops):
-    """Against the host's loops and the interpreter; every order of threads gives the same bits."""
+    """Against the host's loops and the interpreter; every order of threads gives the same bits. By NVRTC as well."""
     make, f, sizes = CASES[name]
     args = tuple(RNG.uniform(0.2, 1.2, n).astype(dtype) for n in sizes)
     _, on_host = planned(make, f, args)
@@ -124,6 +125,9 @@ def test_in_the_emulator(name, dtype, interpreted_loops):
         room = np.sqrt(np.finfo(dtype).eps)
         np.testing.assert_allclose(found[0], expected, rtol=room, atol=room * abs(expected).max())
     assert tape.describe() == on_host.describe()
+    for file, architecture in itertools.product(launch._emitted if name == "surface" else (), ("sm_80", "sm_90")):
+        (kernel,) = usage(log_of(file, {"REAL": "double" if dtype == np.float64 else "float"}, architecture))
+        assert kernel.spill_loads == kernel.spill_stores == 0
     if name in ("network", "a cube") and dtype == np.float64:  # once: to compile them takes seconds
         close(along(tape, *args), along(on_host, *args))
 
