@@ -170,7 +170,10 @@ class JaxFunction(NumpyFunction):
         def program(f: Callable[..., Any]) -> Callable[..., Any]:
             outside = np.ones(len(seeds) * width, bool)
             outside[reached] = False
-            at, factors = np.flatnonzero(outside).astype(np.int32), outside.astype(np.float32)
+            at, factors = (
+                np.flatnonzero(outside).astype(np.int32),
+                outside.reshape(len(seeds), width).astype(np.float32),
+            )
 
             def run(*given: Any) -> tuple[Any, Any]:
                 where = places.astype(np.int32)  # kept alive here, since another array may get its identity
@@ -180,7 +183,7 @@ class JaxFunction(NumpyFunction):
                 if not len(at):
                     return _at(flat, where), None
                 if not traced:  # fast, and fuses so that no derivative is computed twice; NaN is looked into below
-                    return _at(flat, where), jnp.max(jnp.abs(flat) * factors)
+                    return _at(flat, where), jnp.max(jnp.abs(block) * factors)
                 rest = _at(flat, at) if len(at) <= len(where) else flat.at[reached].set(0)
                 return _at(flat, where), jnp.any(jnp.abs(rest) > 0)  # not NaN: 0 · ∞ within derivatives is no entry
 
