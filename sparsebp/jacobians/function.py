@@ -217,8 +217,9 @@ class SparseJacobian:
         self._chunk = None if chunk_size is None else check_integer("chunk_size", chunk_size, 1)
         self._compiled = check_flag("compiled", compiled)
         _check_leaves([args[place] for place in places])
-        given_args = args
-        if any(map(backend.is_on_device, (*args, *flattened([args[place] for place in places])[0]))):
+        there = args
+        on_device = any(map(backend.is_on_device, (*args, *flattened([args[place] for place in places])[0])))
+        if on_device:
             args = replaced(backend.from_device(args), places, (_from_device(args[place]) for place in places))
         self._flat = FlatFunction(f, places, args, check_flag("has_aux", has_aux), self._scalar)
         self._count, args = len(args), self._flat.flat(args)
@@ -253,7 +254,7 @@ class SparseJacobian:
         self._sweeps = self._sweeps_of(plan.rows, plan.columns)
         self.colors = sum(sweeps.count for sweeps in self._sweeps)
         self.mode = self._sweeps[0].mode if len(self._sweeps) == 1 else "mixed"
-        self._tape, self._interpreted = self._taped(self._checked_args(given_args), given)
+        self._tape, self._interpreted = self._taped(self._checked_args(there) if on_device else args, given)
         self._places: np.ndarray | None = None  # of all entries, where one program gives them and nothing is constant
         one = len(self._sweeps) == 1 and 0 < self._sweeps[0].count <= self._step
         if one and self._function.compiled and self._flat.plain and not any(self._constants or ()):
@@ -378,9 +379,6 @@ class SparseJacobian:
             raise ShapeError("x is not a batch", expected=f"({self._size}, B)", got=np.shape(xs))
         if not xs.shape[1]:
             return self._function.stacked([], (self.pattern.nnz, 0), xs)
-        if backend.is_on_device(xs):
-            samples = (self._at(replaced(args, [self._argnum], [x])) for x in xs.T)
-            return backend.namespace(xs).stack(list(samples), axis=1)
         first = replaced(args, [self._argnum], [xs[:, 0]])
 
         def at(x: Any) -> Array:
@@ -390,7 +388,7 @@ class SparseJacobian:
             self._prepare(first)
             found = self._tape.batch(first, xs, lambda: self._at(first))
             if found is not None:
-                for sample in np.flatnonzero(np.isnan(found[0])).tolist():
+                for sample in np.flatnonzero(np.isnan(backend.to_host(found[0]))).tolist():
                     found[:, sample] = at(xs[:, sample])
                 return found
         values, rest = self._at(first), xs.T[1:]  # checks, and compiles

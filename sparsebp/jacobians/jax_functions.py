@@ -160,33 +160,40 @@ class JaxFunction(NumpyFunction):
         """Return elements of the derivatives, (p, width), and one not `reached` that is not zero: its place, value.
 
         One compiled program does it all. A few seeds that are read-only, which the caller keeps, are fixed in it: XLA
-        simplifies what they go through. Within a transform nothing can be raised: values are NaN instead.
+        simplifies what they go through. It also gives the size of the largest element that should be zero; within a
+        transform, whether there is one: nothing can be raised there, and values are NaN instead.
         """
         kept = not seeds.flags.writeable and len(seeds) <= FIXED_SEEDS
+        traced = any(isinstance(arg, jax.core.Tracer) for arg in self._varying(args))
         direct = _forward if mode == "forward" else _reverse
 
         def program(f: Callable[..., Any]) -> Callable[..., Any]:
             outside = np.ones(len(seeds) * width, bool)
             outside[reached] = False
-            at = np.flatnonzero(outside).astype(np.int32)
+            at, factors = (
+                np.flatnonzero(outside).astype(np.int32),
+                outside.reshape(len(seeds), width).astype(np.float32),
+            )
 
             def run(*given: Any) -> tuple[Any, Any]:
                 where = places.astype(np.int32)  # kept alive here, since another array may get its identity
                 block = direct(f, *((seeds,) if kept else ()), *given)
                 check_length(block.shape[1], width)
                 flat = block.reshape(-1)
+                if not len(at):
+                    return _at(flat, where), None
+                if not traced:  # fast, and fuses so that no derivative is computed twice; NaN is looked into below
+                    return _at(flat, where), jnp.max(jnp.abs(block) * factors)
                 rest = _at(flat, at) if len(at) <= len(where) else flat.at[reached].set(0)
-                wrong = jnp.any(jnp.abs(rest) > 0)  # not NaN: 0 · ∞ within derivatives is no entry
-                return _at(flat, where), wrong if len(at) else None
+                return _at(flat, where), jnp.any(jnp.abs(rest) > 0)  # not NaN: 0 · ∞ within derivatives is no entry
 
             return run
 
-        values, wrong = self._run(
-            id(places) if kept else (id(places), None), program, args, *(() if kept else (seeds,))
-        )
+        key = id(places) if kept and not traced else (id(places), traced)
+        values, wrong = self._run(key, program, args, *(() if kept else (seeds,)))
         if wrong is not None and any(isinstance(found, jax.core.Tracer) for found in (wrong, values)):
-            values = values * jnp.where(wrong, jnp.nan, 1).astype(values.dtype)  # whose derivatives are NaN, too
-        elif wrong is not None and np.asarray(wrong):
+            values = values * jnp.where(wrong > 0, jnp.nan, 1).astype(values.dtype)  # whose derivatives are NaN, too
+        elif wrong is not None and np.asarray(wrong):  # NaN too
             block = self.forward(args, seeds) if mode == "forward" else self.reverse(args, seeds)
             return values, self.taken(np.asarray(block), places, reached)[1]
         return values, None

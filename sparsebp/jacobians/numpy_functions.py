@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sparsebp.core import backend
-from sparsebp.core.check import shown
+from sparsebp.core.check import Array, shown
 from sparsebp.core.errors import DTypeError, ShapeError, SparseBPError, TracingError
 from sparsebp.jacobians import tracing
 from sparsebp.jacobians.stored import Digests
@@ -1063,8 +1063,11 @@ class NumpyFunction:
     def batch(self, values: Callable[[tuple[Any, ...]], Any], args: tuple[Any, ...], xs: Any) -> Any:
         """There is no mapped call in NumPy."""
 
-    def stacked(self, samples: Iterable[Any], shape: tuple[int, int], like: Any) -> np.ndarray:
+    def stacked(self, samples: Iterable[Any], shape: tuple[int, int], like: Any) -> Array:
         """Return samples as columns."""
+        if backend.is_on_device(like):
+            xp = backend.namespace(like)
+            return xp.stack(list(samples), axis=1) if shape[1] else xp.zeros(shape, like.dtype)
         found, samples = None, iter(samples)
         for first in range(0, shape[1], 8):  # of which the memory is used again
             part = list(itertools.islice(samples, 8))

@@ -21,7 +21,7 @@ from sparsebp.jacobians.tape import UnrecordedError, device, loops, plan_tape
 from sparsebp.jacobians.tape.expressions import Table, evaluated
 from sparsebp.jacobians.tape.loops import CODE, Leaf, Root
 from sparsebp.jacobians.tape.sweeps import Sweep
-from sparsebp.kernels.device import DeviceKernels, source
+from sparsebp.kernels.device import DeviceKernels, launch, source
 
 needs_numba("products are planned by it")
 RNG = np.random.default_rng(0)
@@ -88,7 +88,9 @@ def planned(make, f, args, device=None):
 
 @pytest.fixture
 def interpreted_loops(monkeypatch):
-    """Host loops in Python: the text that Numba, too, gets."""
+    """Host loops in Python: the text that Numba, too, gets. Threads of kernels have several turns of long ones."""
+    monkeypatch.setattr(launch, "BLOCKS_AT_ONCE", 1)
+    monkeypatch.setattr(launch, "_emitted", {})
     run = lambda text: np.errstate(all="ignore")(loops.as_python(text, ModuleType("loop")))  # noqa: E731
     monkeypatch.setattr(loops, "_compiled", {})
     monkeypatch.setattr(loops, "translated", run)
@@ -105,7 +107,7 @@ def along(tape, x, *others):
 @pytest.mark.parametrize(("name", "dtype"), [
     *((name, np.float64) for name in CASES), *((name, np.float32) for name in ("surface", "network"))])  # fmt: skip
 def test_in_the_emulator(name, dtype, interpreted_loops):
-    """Against the host's loops and the interpreter; every order of threads gives the same bits."""
+    """Against the host's loops and the interpreter; every order of threads gives the same bits. By NVRTC as well."""
     make, f, sizes = CASES[name]
     args = tuple(RNG.uniform(0.2, 1.2, n).astype(dtype) for n in sizes)
     _, on_host = planned(make, f, args)
@@ -115,10 +117,17 @@ def test_in_the_emulator(name, dtype, interpreted_loops):
         found += [tape.values(args), tape.values(args)]
     assert all((found[0] == one).all() for one in found)
     assert found[0].dtype == dtype
+    batch = tape.values((np.stack([args[0], 1.1 * args[0], 0.9 * args[0]], axis=1), *args[1:]))
+    for sample, factor in enumerate((1, 1.1, 0.9)):
+        expected, room = on_host.values((factor * args[0], *args[1:])), np.sqrt(np.finfo(dtype).eps)
+        np.testing.assert_allclose(batch[:, sample], expected, rtol=room, atol=room * abs(expected).max())
     for expected in (on_host.values(args), jac.values(*args)):
         room = np.sqrt(np.finfo(dtype).eps)
         np.testing.assert_allclose(found[0], expected, rtol=room, atol=room * abs(expected).max())
     assert tape.describe() == on_host.describe()
+    for file, architecture in itertools.product(launch._emitted if name == "surface" else (), ("sm_80", "sm_90")):
+        (kernel,) = usage(log_of(file, {"REAL": "double" if dtype == np.float64 else "float"}, architecture))
+        assert kernel.spill_loads == kernel.spill_stores == 0
     if name in ("network", "a cube") and dtype == np.float64:  # once: to compile them takes seconds
         close(along(tape, *args), along(on_host, *args))
 
@@ -162,12 +171,12 @@ class InPython(DeviceKernels):
 
     def launch_emitted(self, text, like, count, *args):
         if text == device.SUMS:
-            parts, order, ends, to, out, lanes = args
+            parts, order, ends, to, out, lanes, _ = args
             sums = [parts[order[a:b]].sum() for a, b in itertools.pairwise(ends)]
             assert count == lanes * len(sums) and to is not None  # none is so long that it is split
             out[to] += sums
             return
-        numbers, adjoints, out, parts, index, at = args
+        numbers, adjoints, out, parts, index, at, _ = args
         module = ModuleType("loop")
         module.parts = parts
         run = loops.as_python(text, module)
@@ -235,14 +244,30 @@ def test_from_end_to_end():
                 cupy.testing.assert_allclose(jac.vjp(cupy.asarray(w), *there), w @ expected(*args), rtol=1e-9)
             else:
                 cupy.testing.assert_allclose(jac.gradient(*there), expected.gradient(*args), rtol=1e-9)
-        xs = np.stack([args[0], 2 * args[0]], axis=1)
-        batch = jac.batch(cupy.asarray(xs), *there[1:])
-        cupy.testing.assert_allclose(batch, expected.batch(xs, *args[1:]), rtol=1e-9, atol=1e-9)
+        for count in (0, 1, 2, 5):
+            xs = args[0][:, None] * np.linspace(1, 2, count)
+            batch = jac.batch(cupy.asarray(xs), *there[1:])
+            cupy.testing.assert_allclose(batch, expected.batch(xs, *args[1:]), rtol=1e-9, atol=1e-9)
         if f is not network:
             single = jac.values(*(one.astype(cupy.float32) for one in there))
             assert single.dtype == cupy.float32
             cupy.testing.assert_allclose(single, expected.values(*args), rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(jac.values(*args), expected.values(*args), rtol=1e-9)  # on the host as well
+    roots, xs = lambda x: np.sqrt(x[1:]) * x[:-1], z[:20].reshape(4, 5).copy()
+    xs[2, [1, 4]] = 0  # where derivatives are infinite, the interpreter's rules hold
+    jac, expected = (sb.sparse_jacobian(roots, x, compiled=True) for x in (cupy.asarray(z[:4]), z[:4]))
+    for _ in range(2):
+        cupy.testing.assert_allclose(jac.batch(cupy.asarray(xs)), expected.batch(xs), rtol=1e-12)
+        cupy.testing.assert_allclose(jac.values(cupy.asarray(xs[:, 1])), expected.values(xs[:, 1]), rtol=1e-12)
+
+    def tree(state, scale):
+        return {"a": state["p"] * state["q"][:, None] * scale, "b": np.sin(state["q"])}
+
+    state = {"p": z[:6].reshape(3, 2), "q": z[6:9]}
+    jac = sb.sparse_jacobian(tree, {name: cupy.asarray(x) for name, x in state.items()}, 2.0, compiled=True)
+    expected = sb.sparse_jacobian(tree, state, 2.0)(state, 3.0).toarray()
+    for _ in range(2):
+        np.testing.assert_allclose(jac({n: cupy.asarray(x) for n, x in state.items()}, 3.0).get().toarray(), expected)
     jac = sb.sparse_hessian(lagrangian, cupy.asarray(z), cupy.asarray(weights), compiled=True)
     with pytest.raises(DeviceError, match="mixed"):
         jac.values(cupy.asarray(z), weights)

@@ -149,13 +149,9 @@ class TapeDerivatives:
                 getattr(v, "dtype", None) != record.tape.program.dtype for v in vectors):  # fmt: skip
             return None, False
         found = record.run(kind, args, *vectors)
-        if record.tape.program.device is None:
-            usable = finite(found)
-        else:
-            usable = bool(record.tape.program.xp.isfinite(found).all())  # synchronize!
-        return (found, kind in record.trusted) if usable else (None, False)
+        return (found, kind in record.trusted) if _finite(found) else (None, False)
 
-    def batch(self, args: tuple[Any, ...], xs: np.ndarray, first: Callable[[], np.ndarray]) -> np.ndarray | None:
+    def batch(self, args: tuple[Any, ...], xs: Array, first: Callable[[], Array]) -> Array | None:
         """Return the values at the columns of xs, (nnz, B), by loops over several of them; None where there are none.
 
         Values that are not finite are NaN: `run` has to see to them. `first` gives the values at the first column.
@@ -163,12 +159,12 @@ class TapeDerivatives:
         record, argnum = self._current(args), self._given[2]
         if record is None or "values" not in record.trusted or not record.tape.program.takes(args):
             return None
-        count = xs.shape[1]
+        count, xp = xs.shape[1], record.tape.program.xp
         found: Any = None
         for begin in range(0, count, WIDEST):
             part = xs[:, begin : begin + WIDEST]
             own = part.shape[1]
-            if missing := -own % LANES:
+            if missing := -own % LANES if backend.is_host(xp) else 0:
                 part = np.concatenate([part, np.repeat(part[:, -1:], missing, axis=1)], axis=1)
             with _said_if_it_takes_long():
                 values = record.tape.values(replaced(args, [argnum], [part]))
@@ -180,10 +176,10 @@ class TapeDerivatives:
                 found = values
                 break
             if found is None:
-                found = host_pool.empty(np, (len(values), count), values.dtype)
+                found = host_pool.empty(xp, (len(values), count), values.dtype)
             found[:, begin : begin + own] = values[:, :own]
-        if not finite(found.reshape(-1)):
-            found[:, ~np.isfinite(found).all(axis=0)] = np.nan
+        if not _finite(found.reshape(-1)):
+            found = xp.where(xp.isfinite(found).all(axis=0), found, found.dtype.type(np.nan))
         return found
 
     def _key(self, args: tuple[Any, ...]) -> Any:
@@ -265,6 +261,13 @@ class TapeDerivatives:
         self.reason = ""
         self._records[key] = _Record(tape, environment)
         return None
+
+
+def _finite(values: Array) -> bool:
+    """Return whether all numbers are finite; the host waits for those of a device."""
+    if type(values) is np.ndarray:
+        return finite(values)
+    return bool(backend.namespace(values).isfinite(values).all())  # synchronize!
 
 
 PATIENCE = 2.0

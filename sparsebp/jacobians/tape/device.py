@@ -7,6 +7,7 @@ place are stored as *parts*, and these are summed in a planned order.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,18 +25,24 @@ LONGEST_SUM, SHORT_SUM = 512, 8
 KERNEL = """#include "tape.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) run(real* numbers, real* adjoints, real* out, real* parts,
-                                                      const unsigned* index, const int64* at, int64 count) {{
+                                                      const unsigned* index, const int64* at, int64 samples,
+                                                      int64 all) {{
+    const int64 count = index_of(all, samples);
     {before}
-    for (int64 i = int64(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += int64(gridDim.x) * blockDim.x) {{
+    for (int64 t = int64(blockIdx.x) * blockDim.x + threadIdx.x; t < all; t += int64(gridDim.x) * blockDim.x) {{
+        const int64 i = index_of(t, samples), b = t - i * samples;
         {inside}
     }}
 }}
 """
+ARRAYS = ("numbers", "adjoints", "out", "parts")
+"""Arrays with a number for each sample."""
 SUMS = """#include "tape.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) run(const real* parts, const unsigned* order, const unsigned* ends,
-                                                      const unsigned* to, real* out, int lanes, int64 count) {
-    sum_parts(parts, order, ends, to, out, lanes, count);
+                                                      const unsigned* to, real* out, int lanes, int64 samples,
+                                                      int64 count) {
+    sum_parts(parts, order, ends, to, out, lanes, samples, count);
 }
 """
 OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^",
@@ -43,17 +50,23 @@ OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.BitAnd
 
 
 def as_cuda(text: str) -> str:
-    """Return a loop's text in CUDA C++.
+    """Return a loop's text in CUDA C++, for one sample or several; what depends on the sample is in the loop.
 
     Products of "kinked" loops are rounded by themselves, as on the host: a fused multiply-add may take another branch.
     """
     (function,) = ast.parse(text).body
     kinked = text.startswith("# kinked")
-    before, inside = [], []
+    before, inside, of_sample = [], [], set(ARRAYS)
     for statement in function.body:  # type: ignore[attr-defined]
+        names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
         if isinstance(statement, ast.For):
-            inside = [_statement(one, kinked) for one in statement.body]
-        elif ast.unparse(statement) != "kind = numbers.dtype.type":
+            inside += [_statement(one, kinked) for one in statement.body]
+        elif ast.unparse(statement) == "kind = numbers.dtype.type":
+            continue
+        elif names & of_sample:
+            of_sample.add(statement.targets[0].id)
+            inside.append(_statement(statement, kinked))
+        else:
             before.append(_statement(statement, kinked))
     return KERNEL.format(before="\n    ".join(before), inside="\n        ".join(inside))
 
@@ -102,6 +115,8 @@ def _cpp(node: ast.expr, kinked: bool) -> str:
             return f"({of(test)} ? {of(one)} : {of(other)})"
         case ast.Subscript(ast.Name("index"), ast.Tuple([turn, ast.Constant(column)])):
             return f"index[{column!r} * count + {of(turn)}]"
+        case ast.Subscript(ast.Name(array), place) if array in ARRAYS:
+            return f"{array}[{of(place)} * samples + b]"
         case ast.Subscript(array, place):
             return f"{of(array)}[{of(place)}]"
     raise NotImplementedError(ast.unparse(node))
@@ -132,9 +147,12 @@ class DeviceLoop(Loop):
     def __call__(self, numbers: Array, adjoints: Array, out: Array) -> None:
         """Run; all arrays have one dtype."""
         arrays = {"numbers": numbers, "adjoints": adjoints, "out": out}
-        parts = self._device.xp.empty(self._parts, numbers.dtype) if self._parts else None
+        batch = numbers.shape[1:]
+        parts = self._device.xp.empty((self._parts, *batch), numbers.dtype) if self._parts else None
         given = (arrays[name] if name in self._used else None for name in arrays)
-        self._device.launch_emitted(self._file, numbers, self.count, *given, parts, self._index, self._at)
+        samples = np.int64(math.prod(batch))
+        turns = self.count * int(samples)
+        self._device.launch_emitted(self._file, numbers, turns, *given, parts, self._index, self._at, samples)
         for where, sums in self._added:
             sums(parts, arrays[where])
 
@@ -179,8 +197,8 @@ class DeviceMultiplied:
     def __call__(self, numbers: Array, adjoints: Array, out: Array) -> None:
         """Multiply, in the array that it is for."""
         x = {"numbers": numbers, "adjoints": adjoints, "out": out}[self._where]
-        products = self._device.xp.empty(len(self._to), x.dtype)
-        self._device.csr_matvec(*self._matrix, x[:, None], products[:, None])
+        products = self._device.xp.empty((len(self._to), *x.shape[1:]), x.dtype)
+        self._device.csr_matvec(*self._matrix, *(one.reshape(len(one), -1) for one in (x, products)))
         if self._adds:
             x[self._to] += products
         else:
@@ -219,11 +237,11 @@ class Sums:
 
     def __call__(self, parts: Array, out: Array) -> None:
         """Add to an array."""
+        batch = parts.shape[1:]
+        samples = np.int64(math.prod(batch))
         for number, (order, ends, lanes) in enumerate(self._levels, 1):
-            last = number == len(self._levels)
-            sums = out if last else self._device.xp.empty(len(ends) - 1, parts.dtype)
-            to = self._to if last else None
-            self._device.launch_emitted(
-                self._file, parts, int(lanes) * (len(ends) - 1), parts, order, ends, to, sums, lanes
-            )
+            last, size = number == len(self._levels), len(ends) - 1
+            sums, to = (out, self._to) if last else (self._device.xp.empty((size, *batch), parts.dtype), None)
+            given = (parts, order, ends, to, sums, lanes, samples)
+            self._device.launch_emitted(self._file, parts, size * int(lanes * samples), *given)
             parts = sums

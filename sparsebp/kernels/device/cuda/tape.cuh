@@ -87,18 +87,22 @@ __device__ __forceinline__ double multiply(double x, double y) { return __dmul_r
 __device__ __forceinline__ int64 multiply(int64 x, int64 y) { return x * y; }
 }  // namespace np
 
+// The turn of a thread of `samples` turns at each index: neighbouring threads have neighbouring samples.
+__device__ __forceinline__ int64 index_of(int64 turn, int64 samples) { return samples == 1 ? turn : turn / samples; }
+
 // Sums of the parts order[ends[s]] … order[ends[s + 1] - 1], each by as many lanes, 1 or a warp, in the same order at every
-// launch: added to out[to[s]], or stored in out[s] where there is no `to`. `count` threads have a lane each.
+// launch: added to out[to[s]], or stored in out[s] where there is no `to`. `count`: of lanes, of all sums and samples.
 __device__ __forceinline__ void sum_parts(const real* parts, const unsigned* order, const unsigned* ends,
-                                          const unsigned* to, real* out, int lanes, int64 count) {
+                                          const unsigned* to, real* out, int lanes, int64 samples, int64 count) {
     const int64 first = int64(blockIdx.x) * blockDim.x + threadIdx.x, step = int64(gridDim.x) * blockDim.x;
     const int lane = first % lanes;
-    for (int64 s = first / lanes; s < count / lanes; s += step / lanes) {
+    for (int64 turn = first / lanes; turn < count / lanes; turn += step / lanes) {
+        const int64 s = index_of(turn, samples), b = turn - s * samples;
         real sum = 0;
-        for (int64 k = int64(ends[s]) + lane; k < ends[s + 1]; k += lanes) sum += parts[order[k]];
+        for (int64 k = int64(ends[s]) + lane; k < ends[s + 1]; k += lanes) sum += parts[order[k] * samples + b];
         if (lanes > 1) sum = warp_sum(sum);
         if (lane) continue;
-        if (to) out[to[s]] += sum;
-        else out[s] = sum;
+        if (to) out[to[s] * samples + b] += sum;
+        else out[turn] = sum;
     }
 }
