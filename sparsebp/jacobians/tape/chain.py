@@ -57,6 +57,13 @@ Arrays = Callable[..., np.ndarray]
 """Of `Buffers`: name, size, and what fills a new array; one is (size,), or of a batch (size, B)."""
 
 
+def like(numbers: np.ndarray, size: int) -> np.ndarray:
+    """Return a new array with rows as in `numbers`; pages of batches, which are large, are used again."""
+    if numbers.ndim == 1:
+        return np.empty(size, numbers.dtype)
+    return host_pool.empty(np, (size, numbers.shape[1]), numbers.dtype)
+
+
 def columns(values: np.ndarray, like: np.ndarray) -> np.ndarray:
     """Return values that all samples of a batch share, if there is one."""
     return values if like.ndim == 1 else values[:, None]
@@ -600,14 +607,14 @@ class JacobianTape:
         with self._buffers.taken(args[program.argnum].shape[1:]) as array:
             numbers = program.numbers(args, array)
             if not self.chain.products:  # what the loops fill is the result
-                out = local.begin(host_pool.empty(np, (len(local.start), *numbers.shape[1:]), program.dtype))
+                out = local.begin(like(numbers, len(local.start)))
                 for step in self.steps:
                     step(numbers, out, out)
                 return self.chain.run(out, array)
             out = local.begin(array("local", len(local.start)))
             for step in self.steps:
                 step(numbers, out, out)
-            result = host_pool.empty(np, (self.chain.size, *numbers.shape[1:]), program.dtype)
+            result = like(numbers, self.chain.size)
             found = self.chain.run(out, array, result)
             return found if found is result else found.copy()
 
@@ -753,7 +760,7 @@ class HessianTape:
         program, of_chain = self.program, self.chain.out
         numbers = program.numbers(args, array)
         local = of_chain.begin(array("local", len(of_chain.start)))
-        out = self.out.begin(host_pool.empty(np, (len(self.out.start), *numbers.shape[1:]), program.dtype))
+        out = self.out.begin(like(numbers, len(self.out.start)))
         for step in self.steps:
             step(numbers, local, local)
         adjoints = array("adjoints", self.adjoints + 1)
