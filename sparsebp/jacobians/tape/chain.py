@@ -68,6 +68,13 @@ Arrays = Callable[..., Array]
 """Of `Buffers`: name, size, and what fills a new array; one is (size,), or of a batch (size, B)."""
 
 
+def empty_like(xp: Any, numbers: Array, size: int) -> Array:
+    """Return a new array with rows as in `numbers`; pages of batches, which are large, are used again."""
+    if numbers.ndim == 1:
+        return xp.empty(size, numbers.dtype)
+    return host_pool.empty(xp, (size, numbers.shape[1]), numbers.dtype)
+
+
 def columns(values: Array, like: Array) -> Array:
     """Return values that all samples of a batch share, if there is one."""
     return values if like.ndim == 1 else values[:, None]
@@ -639,14 +646,14 @@ class JacobianTape:
         with self._buffers.taken(args[program.argnum].shape[1:]) as array:
             numbers = program.numbers(args, array)
             if not self.chain.products:  # what the loops fill is the result
-                out = local.begin(host_pool.empty(program.xp, (len(local.start), *numbers.shape[1:]), program.dtype))
+                out = local.begin(empty_like(program.xp, numbers, len(local.start)))
                 for step in self.steps:
                     step(numbers, out, out)
                 return self.chain.run(out, array)
             out = local.begin(array("local", len(local.start)))
             for step in self.steps:
                 step(numbers, out, out)
-            result = host_pool.empty(program.xp, (self.chain.size, *numbers.shape[1:]), program.dtype)
+            result = empty_like(program.xp, numbers, self.chain.size)
             found = self.chain.run(out, array, result)
             return found if found is result else found.copy()
 
@@ -794,7 +801,7 @@ class HessianTape:
         program, of_chain = self.program, self.chain.out
         numbers = program.numbers(args, array)
         local = of_chain.begin(array("local", len(of_chain.start)))
-        out = self.out.begin(host_pool.empty(program.xp, (len(self.out.start), *numbers.shape[1:]), program.dtype))
+        out = self.out.begin(empty_like(program.xp, numbers, len(self.out.start)))
         for step in self.steps:
             step(numbers, local, local)
         adjoints = array("adjoints", self.adjoints + 1)
