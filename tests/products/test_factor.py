@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import pickle
 import re
@@ -67,12 +68,12 @@ def mirrored(pattern: SparsityPattern, values: Array) -> Array:
 
 
 def either_way(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test's matrices by columns or by panels where the size chooses."""
+    """Lay out a test's symmetric matrices in single rows, or in panels, where the size chooses."""
 
     @functools.wraps(test)
     def run(**drawn: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kernels.on_host().factor, "SHORT", drawn["seed"] % 2 * 1000)
+            patch.setattr(elimination, "SHORT", drawn["seed"] % 2 * 1000)
             test(**drawn)
 
     return run
@@ -532,6 +533,47 @@ def test_batches_of_larger_matrices(name, kind):
             assert backward_error(dense(pattern, batch[:, s]), one, b[:, s]) < 100 * np.finfo(dtype).eps
 
 
+@settings(max_examples=200)
+@given(n=sizes(1, 12), kind=kinds, batch=st.sampled_from([None, 1, 3, 9, 17]), of_a=st.floats(-1, 1),
+       of_b=st.floats(-1, 1), trans=st.sampled_from("NTH"), seed=seeds,
+       dtype=st.sampled_from([np.float32, np.float64, np.complex64, np.complex128]))  # fmt: skip
+@either_way
+def test_powers_of_two_change_no_digit(n, kind, batch, of_a, of_b, trans, seed, dtype):
+    """Of factors, solutions and refined ones, up to the ends of the dtype, where matrices are refused."""
+    rng, numbers = np.random.default_rng(seed), np.finfo(dtype)
+    matrices, columns = complex_matrices(rng, n, 0.3, kind, batch or 1, np.complex128), batch or 3
+    matrices = (matrices if numbers.dtype != dtype else matrices.real + np.eye(n) * 4 * n).astype(dtype)
+    pattern = of_mask((matrices != 0).any(axis=0))
+    values = np.ascontiguousarray(matrices[:, pattern.row_of_entry, pattern.indices].T)
+    b = rng.standard_normal((n, columns)).astype(dtype) * dtype(1 if numbers.dtype == dtype else 1 + 2j)
+    plan, solver = plan_factor(pattern, kind=kind), kernels.on_host().factor_solve
+    room = numbers.maxexp - 12
+    k, m = round(of_a * room / 2) * 2, round(of_b * room)  # Cholesky factors have the root
+    m = m if abs(m - k) < room else k
+
+    def sized(a: Array, exponent: int) -> Array:
+        return solver.scaled(a, np.full(a.shape[1], exponent))
+
+    def factors(values: Array) -> Any:
+        return plan(values if batch else values[:, 0].copy())
+
+    good = factors(values)
+    try:
+        found = factors(sized(values, k))
+    except PivotError as error:
+        assert "near an end of" in str(error)
+        assert k > numbers.maxexp - 20 or k < numbers.minexp + numbers.nmant
+        return
+    x, expected = found.solve(sized(b, m), trans), good.solve(b, trans)
+    tiny = numbers.tiny * 2.0**-numbers.nmant if abs(x).max() < numbers.tiny / numbers.eps else numbers.tiny
+    assert (abs(x - sized(expected, m - k)) <= tiny).all()
+    refined = sized(found.refine(sized(b, m), x, trans), k - m)
+    for s in range(columns):
+        matrix = {"N": lambda a: a, "T": lambda a: a.T, "H": lambda a: a.conj().T}[trans](matrices[s if batch else 0])
+        assert backward_error(matrix, refined[:, s], b[:, s]) <= 4 * (n + 1) * numbers.eps
+    np.testing.assert_array_equal(found.growth, good.growth)
+
+
 # ---- matrices that are refused ---------------------------------------------------------------------------------------
 
 SINGULAR: dict[str, Callable[[], Any]] = {
@@ -813,6 +855,29 @@ def test_any_number_of_threads(name, kind, batch):
     assert_same_for_any_number_of_threads(run)
 
 
+@pytest.mark.parametrize("kind", ["lu", "cholesky", "ldlt"])
+def test_threads_share_a_plan(kind):
+    """Each with its own factors, whose memory it uses again, of one matrix or a batch; values change meanwhile."""
+    pattern, values = pattern_of(GALLERY["cube"]())
+    plan, b = plan_factor(pattern, kind=kind), np.ones((pattern.shape[0], 9))
+    expected = [plan(scale * values).solve(b[:, 0].copy()) for scale in range(1, 5)]
+
+    def work(number: int) -> None:
+        batch = number % 2 == 1
+        mine = np.repeat(values[:, None], 9, axis=1) if batch else values.copy()
+        right, factors = b if batch else b[:, 0].copy(), None
+        for _ in range(10):
+            for k in range(4):
+                mine[:] = (k + 1) * (values[:, None] if batch else values)
+                factors = plan(mine, out=factors)
+                mine[:] = np.nan
+                x = factors.solve(right)
+                np.testing.assert_array_equal(x[:, 4] if batch else x, expected[k])
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+
+
 def test_plans_of_equal_input_are_equal():
     pattern, values = pattern_of(GALLERY["network with sources"]())
     plans = [plan_factor(pattern, values) for _ in range(2)]
@@ -839,6 +904,7 @@ def eliminated(mask: Array) -> Array:
 
 @given(n=sizes(0, 33), density=st.sampled_from([0.05, 0.1, 0.2, 0.4]), block=st.sampled_from([1, 1, 3, 5]),
        symmetric=st.booleans(), half=st.booleans(), seed=seeds)  # fmt: skip
+@either_way
 def test_structure(n, density, block, symmetric, half, seed):
     """Against elimination of a matrix of booleans: U is exact, L fills up panels, and every panel has what it reads."""
     rng = np.random.default_rng(seed)
