@@ -199,7 +199,7 @@ def test_batches_of_larger_matrices(name, kind):
             assert backward_error(dense(pattern, batch[:, s]), one, b[:, s]) < 100 * np.finfo(dtype).eps
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(n=sizes(1, 12), kind=kinds, batch=st.sampled_from([None, 1, 3, 9, 17]), of_a=st.floats(-1, 1),
        of_b=st.floats(-1, 1), trans=st.sampled_from("NTH"), seed=seeds,
        dtype=st.sampled_from([np.float32, np.float64, np.complex64, np.complex128]))  # fmt: skip
