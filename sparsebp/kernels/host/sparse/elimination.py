@@ -14,7 +14,7 @@ from sparsebp.kernels.host.engine.compile import SERIAL, lower_bound
 from sparsebp.kernels.host.sparse.symbolic import sort
 
 DENSE = 16
-"""A row with more entries than one of so many columns is put in order by a look at all of them."""
+"""A row with an entry in one of this many columns, or more, is put in order by a pass over all columns."""
 
 # The functions below are compiled: their arguments are index arrays and sizes.
 # mypy: disable-error-code="no-untyped-def"
