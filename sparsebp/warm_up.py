@@ -213,6 +213,7 @@ def _factors(dtype: np.dtype) -> None:
         for shape in ((3,), (3, _SAMPLES)):
             factors, b = plan(np.ones(shape, kind)), np.ones((3, _SAMPLES), kind)
             factors.refine(b, factors.solve(b))
+        plan_factor(SparsityPattern.diagonal(3), kind="cholesky")(np.ones(3, kind))
 
 
 def _dense_products(dtype: np.dtype) -> None:

@@ -197,7 +197,7 @@ def _factors_shape(values: tuple[int, ...], *, plan: FactorPlan) -> Shapes:
 def _run_factors(given: Sequence[np.ndarray], results: Sequence[np.ndarray], plan: FactorPlan) -> None:
     """Write L and U, a row for each matrix; the kernels hold a few matrices side by side."""
     (values,), (factors,) = given, results
-    data = kernels.on_host().factor.by_sample(plan(_columns(values, values.shape[:-1]))._data)
+    data = kernels.on_host().panels.by_sample(plan(_columns(values, values.shape[:-1]))._data)
     rows = data.swapaxes(1, 2).reshape(data.shape[0] * data.shape[2], plan.fill)
     factors[...] = rows[: math.prod(values.shape[:-1])].reshape(factors.shape)
 
@@ -214,7 +214,7 @@ def _solve_shape(
 def _run_solve(given: Sequence[np.ndarray], results: Sequence[np.ndarray], plan: FactorPlan, transposed: bool) -> None:
     """Solve with the matrices that the factors' axes before the last count, and all right-hand sides of each."""
     (_, factors, b), (found,) = given, results
-    kernel, own, n = kernels.on_host().factor, factors.shape[:-1], b.shape[-1]
+    kernel, own, n = kernels.on_host().panels, factors.shape[:-1], b.shape[-1]
     mapped = found.shape[:-1]
     trans: Trans = "T" if transposed else "N"
     if not mapped:

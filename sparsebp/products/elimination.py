@@ -1,7 +1,7 @@
 """The structure of L and U for a given order of elimination: blocks, supernodes, panels.
 
 Blocks are the unknowns of an elimination; supernodes are blocks that follow one another and have the same columns of U
-and rows of L; panels are pieces of supernodes, `sparsebp.kernels.host.sparse.factor`.
+and rows of L; panels are pieces of supernodes, `sparsebp.kernels.host.sparse.panels`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ SPARE = 4
 """Entries of L that two rows of one panel have together at most, if their columns differ."""
 PIECES = 32
 """Tasks whose work would be that of the whole: so much, at most, has a subtree that one thread eliminates."""
+SHORT = 25
+"""Multiply-adds for each value of U, at most, of symmetric matrices whose panels are single rows: they are eliminated
+column by column, twice as fast as by panels for 5, and as fast for 25."""
+SMALL = 600_000
+"""Multiply-adds of such a matrix at most: larger ones are shared by threads."""
 FEW = 50
 """One row of this many in such a pair, at least: else pairs are not worth finding the structure again."""
 
@@ -62,19 +67,19 @@ def lay_out(
     half
         For U alone: A = Uᵀ U.
     """
-    structure, factor, n, nnz = kernels.on_host().elimination, kernels.on_host().factor, len(rows), pattern.nnz
+    structure, kept_as, n, nnz = kernels.on_host().elimination, kernels.on_host().panels, len(rows), pattern.nnz
     heads = np.arange(n + 1) if heads is None else heads
     place = np.empty(n, np.int32)
     place[order] = np.arange(n, dtype=np.int32)
     nodes = _supernodes(pattern, rows, place, heads, symmetric := half or _is_symmetric(pattern, rows, order))
-    pairs = _pairs(nodes, np.diff(heads))
-    if FEW * len(pairs) > n:
+    single = half and _is_short(nodes, heads)
+    if not single and FEW * len(pairs := _pairs(nodes, np.diff(heads))) > n:
         heads = np.delete(heads, pairs + 1)
         nodes = _supernodes(pattern, rows, place, heads, symmetric)
 
     begins = heads[nodes.starts]  # the first row of every supernode
     within = np.arange(n) - np.repeat(begins[:-1], np.diff(begins))
-    first = np.append(np.flatnonzero(within % factor.PANEL == 0), n)
+    first = np.append(np.flatnonzero(within % (1 if single else kept_as.PANEL) == 0), n)
     sizes = np.diff(first)
     panel_ptr = np.searchsorted(first, begins)  # the first panel of every supernode
     node = np.repeat(np.arange(len(begins) - 1), np.diff(panel_ptr))
@@ -93,8 +98,8 @@ def lay_out(
     later = np.diff(column_ptr)[left] - back if half else rest[left] + sizes[left] / 2
     of_left = np.repeat(np.arange(len(sizes)), np.diff(left_ptr))
     work = np.bincount(of_left, sizes[of_left] * sizes[left] * later, len(sizes)) + sizes**2 * rest / 2
-    tasks = structure.cut_tasks(left_ptr, left, first, work, work.sum() / PIECES, factor.PANEL, factor.GROUP)
-    panels = factor.Panels(
+    tasks = structure.cut_tasks(left_ptr, left, first, work, work.sum() / PIECES, kept_as.PANEL, kept_as.GROUP)
+    panels = kept_as.Panels(
         first=first.astype(np.int32), column_ptr=column_ptr, columns=columns, own=own, base=base, left_ptr=left_ptr,
         left=left, back=back, entry_ptr=entry_ptr, source=source, target=target, column=column, rows=rows, order=order,
         signs=np.zeros(0, np.int8), tasks=tasks, half=half, definite=half,
@@ -162,7 +167,7 @@ def _of_rows(indptr: np.ndarray, indices: np.ndarray) -> _Supernodes:
     """
     structure, n = kernels.on_host().elimination, len(indptr) - 1
     ends, cuts, marks = np.zeros((n + 1, 2), np.int64), np.zeros(n, np.int64), np.full(n, -1, np.int64)
-    found, row = np.empty(n + 4 * len(indices), np.int32), 0
+    found, row = np.empty(n + 16 * len(indices), np.int32), 0
     while (row := structure.fill_rows(row, indptr, indices, ends, cuts, marks, found)) < n:
         found = np.concatenate((found, np.empty(len(found) + n, np.int32)))
     left, right = ends[1:, 1] - ends[:-1, 0] - 1, ends[1:, 0] - ends[1:, 1]
@@ -170,6 +175,14 @@ def _of_rows(indptr: np.ndarray, indices: np.ndarray) -> _Supernodes:
     starts = _starts(linked & (right[1:] == right[:-1] - 1) & (below[1:] == below[:-1] - 1), n)
     tail_ptr, tails, below_ptr, below = structure.tails_of_rows(ends, found, starts)
     return _Supernodes(starts, tail_ptr, tails, below_ptr, below, linked, left, right)
+
+
+def _is_short(nodes: _Supernodes, heads: np.ndarray) -> bool:
+    """Say whether a symmetric matrix is eliminated column by column, in panels of single rows."""
+    begins = heads[nodes.starts]
+    sizes, tails = np.diff(begins), np.diff(running(np.diff(heads)[nodes.tails])[nodes.tail_ptr])
+    count = np.repeat(tails + begins[1:], sizes) - np.arange(begins[-1])
+    return bool((count * (count - 1)).sum() <= 2 * min(SHORT * count.sum(), SMALL))
 
 
 def _starts(joined: np.ndarray, n: int) -> np.ndarray:

@@ -237,7 +237,7 @@ class FactorPlan:
     flops : int
         Floating-point operations for each matrix.
     panels : tuple
-        `sparsebp.kernels.host.sparse.factor.Panels`, the structure of L and U.
+        `sparsebp.kernels.host.sparse.panels.Panels`, the structure of L and U.
     regularize : float or None
         Size of the smallest pivot of LDLᵀ factors over its row's 1-norm, None if no pivot is changed.
     number : int
@@ -264,7 +264,7 @@ class FactorPlan:
     @cached_property
     def table(self) -> np.ndarray:
         """`panels`, as kernels take them while this plan exists."""
-        found: np.ndarray = kernels.on_host().factor.table_of(self.panels)
+        found: np.ndarray = kernels.on_host().panels.table_of(self.panels)
         return found
 
     @cached_property
@@ -359,9 +359,9 @@ class FactorPlan:
         Raises
         ------
         PivotError
-            Some sample is singular to working precision or not finite, or these pivots would lose more than half of
-            its digits; `samples` of the error names all of them. A plan made with its own values may suit it. Or a
-            matrix for Cholesky or LDLᵀ factors is not symmetric.
+            Some sample is singular to working precision, not finite or near an end of the dtype's numbers, or these
+            pivots would lose more than half of its digits; `samples` of the error names all of them. A plan made with
+            its own values may suit it. Or a matrix for Cholesky or LDLᵀ factors is not symmetric.
         PatternError
             A matrix has an entry other than zero outside the pattern.
         DeviceError
@@ -371,35 +371,35 @@ class FactorPlan:
         OptionError
             `out` is not such factors.
         """
-        given, values = values, _values_of(self.pattern, values)
-        if values is not given:
-            self.check_symmetric(values)
-        _check_on_host("values", values)
+        if type(values) is not np.ndarray:
+            given, values = values, _values_of(self.pattern, values)
+            if values is not given:
+                self.check_symmetric(values)
+            _check_on_host("values", values)
         _check_values("values", values, self.pattern.nnz, backend.number_dtype)
         if values.dtype.kind == "c" and self.kind != "lu":
             self._check_real_diagonal(values)
-        wide, factor = _as_columns(values), kernels.on_host().factor
+        wide = _as_columns(values)
         batch = wide.shape[1]
-        lanes = factor.width(batch, values.dtype)
-        blocks, real = -(-batch // lanes), backend.real_dtype(values.dtype)
         if out is None:
+            lanes, real = kernels.on_host().panels.width(batch, values.dtype), backend.real_dtype(values.dtype)
             with within_memory(
                 f"{batch} factors of {self.fill} values each do not fit in memory", "Use smaller batches"
             ):
                 out = Factors(self, None if values.ndim == 1 else batch, *(
-                    host_pool.empty(np, (blocks, size, lanes), dtype) for size, dtype in (
+                    host_pool.empty(np, (-(-batch // lanes), size, lanes), dtype) for size, dtype in (
                         (self.pattern.nnz, values.dtype), (self.fill, values.dtype), (len(self.panels.signs), real)
                     )
                 ))  # fmt: skip
         elif not (isinstance(out, Factors) and out.fits(self, values)):
             wanted = f"factors of this plan for values {values.shape}, {values.dtype}"
             raise OptionError("out is not such factors", expected=wanted, got=repr(out))
-        out._usable, (growth, loss) = False, np.zeros((2, batch), real)
+        out._usable, found = False, np.zeros((2, batch), out._shifts.dtype)
         if self.pattern.shape[0] and batch:
-            arrays = wide, out._values, out._data, growth, loss, out._shifts
-            factor.factorise(self.table, self.flops // 2, *arrays, self.regularize or 0)
-        self._check_pivots(values, out._data, growth, loss)
-        out._usable, out.growth = True, growth if values.ndim == 2 else growth[0]
+            arrays = wide, out._values, out._data, found, out._shifts
+            kernels.on_host().factor.factorise(self.table, self.flops // 2, *arrays, self.regularize or 0.0)
+        self._check_pivots(values, out._data, found)
+        out._usable, out.growth = True, found[0] if values.ndim == 2 else found[0, 0]
         return out
 
     @cached_property
@@ -425,12 +425,13 @@ class FactorPlan:
                              got=f"{diagonal[row, bad[0]]} in row {row}{where}", remedy='Pass kind="lu"',
                              samples=map(int, bad) if values.ndim == 2 else ())  # fmt: skip
 
-    def _check_pivots(self, values: Array, data: Array, growth: Array, loss: Array) -> None:
+    def _check_pivots(self, values: Array, data: Array, found: Array) -> None:
         """Refuse samples of which no digit, or less than half of them, would be right."""
         most_loss, most_growth = self._limits[values.dtype]
-        lost, grown = (loss[0], growth[0]) if len(loss) == 1 else (loss.max(initial=0), growth.max(initial=0))
+        grown, lost = (found[0, 0], found[1, 0]) if found.shape[1] == 1 else found.max(axis=1, initial=0)
         if lost <= most_loss and grown <= most_growth:  # NaN is not
             return
+        growth, loss = found
         eps, batched, kind = np.finfo(values.dtype).eps, values.ndim == 2, self.kind
         bad = np.flatnonzero(~((loss <= most_loss) & (growth <= most_growth)))
         which, again, where = "The matrix", "values", ""
@@ -443,16 +444,25 @@ class FactorPlan:
             definite = f", so {INDEFINITE}" if kind == "cholesky" else ""
             raise PivotError(f"{which} cannot be factorised: not finite{definite}", expected="finite numbers",
                              got=wrong, samples=samples)  # fmt: skip
+        sizes, numbers = np.zeros((2, len(self.rows)), abs(first).dtype), np.finfo(first.dtype)
+        for of_lines, lines in zip(sizes, (pattern.row_of_entry, pattern.indices), strict=True):
+            np.maximum.at(of_lines, lines, abs(first))
+        low, high = numbers.tiny / numbers.eps, 1 / numbers.tiny
+        for which_line, line in np.argwhere(((sizes > 0) & (sizes < low)) | (sizes > high))[:1]:
+            raise PivotError(
+                f"{which} cannot be factorised: near an end of {first.dtype}'s numbers",
+                expected=f"rows and columns whose largest entries are from {low:.2g} to {high:.2g}",
+                got=f"{sizes[which_line, line]:.2g} in {('row', 'column')[which_line]} {line}{where}",
+                remedy="Multiply by a power of two", samples=samples,
+            )  # fmt: skip
         block, lane = divmod(bad[0], data.shape[2])
-        block = kernels.on_host().factor.by_sample(data[block : block + 1])
+        block = kernels.on_host().panels.by_sample(data[block : block + 1])
         inverse = abs(block[0, self._pivot_places, lane])
         with np.errstate(over="ignore", invalid="ignore"):
             if kind == "cholesky":
                 lost = first.real[pattern.row_of_entry == pattern.indices][self.rows] * inverse * inverse
             else:
-                largest = np.zeros(len(self.rows), inverse.dtype)
-                np.maximum.at(largest, pattern.row_of_entry, abs(first))
-                lost = largest[self.rows] * inverse
+                lost = sizes[0][self.rows] * inverse
         worst = np.flatnonzero(~(lost <= most_loss))[:1]
         if kind == "cholesky":
             raise PivotError(
@@ -515,7 +525,8 @@ class Factors:
         float32, float64, complex64 or complex128.
     growth : numpy.ndarray
         How much larger entries of L U are than those of the matrix, the largest of all rows: () or (B,). Rounding
-        changes the matrix by about this many times the machine precision. Of LDLᵀ factors entries of |L| |D| |L|ᵀ on
+        changes rows, or columns, by about this many times the machine precision, over their norms: `refine` mostly
+        makes that small over each entry. Of LDLᵀ factors entries of |L| |D| |L|ᵀ on
         the diagonal, over the 1-norms of rows.
     """
 
@@ -548,7 +559,7 @@ class Factors:
     def _unblocked(self, blocked: Array) -> Array:
         """Return (blocks, size, lanes) as (size,) or (size, B): a copy."""
         blocks, size, lanes = blocked.shape
-        wide = kernels.on_host().factor.by_sample(blocked).swapaxes(0, 1).reshape(size, blocks * lanes)
+        wide = kernels.on_host().panels.by_sample(blocked).swapaxes(0, 1).reshape(size, blocks * lanes)
         return wide[:, 0].copy() if self.batch is None else wide[:, : self.batch].copy()
 
     def solve(self, b: Array, trans: Trans = "N", *, transposed: bool = False) -> Array:
@@ -608,16 +619,20 @@ class Factors:
         b, dtype, pattern = self._right_hand_side(b), self.dtype, self.plan.whole
         _check_on_host("x", x)
         backend.check_array("x", x, dtype=dtype, shape=self._shape(b))
-        wide, double = self._as_columns(b), np.result_type(dtype, np.float64)
+        wide, double, solver = self._as_columns(b), np.result_type(dtype, np.float64), kernels.on_host().factor_solve
         values = -self.plan.whole_values(_as_columns(self.values)).astype(double)
         if trans != "N":
             pattern, values = pattern.T, np.ascontiguousarray(values[pattern.transpose_permutation])
         values = values.conj() if trans == "H" else values
-        right, found = wide.astype(double), np.array(x).reshape(wide.shape)
-        for _ in range(steps if found.size else 0):
+        right, found = wide.astype(double), x.reshape(wide.shape).astype(double)
+        if not found.size:
+            return np.array(x)
+        scale = -(solver.exponents(right) + solver.exponents(found)) // 2  # so that residuals are not subnormal
+        right, found = solver.scaled(right, scale), solver.scaled(found, scale).astype(dtype)
+        for _ in range(steps):
             residual = _product_with(pattern, values, found.astype(double), right)
             found += self._solve(residual.astype(dtype), trans)
-        return found.reshape(x.shape)
+        return solver.scaled(found, -scale).reshape(x.shape)
 
     def pivots(self) -> Array:
         """Return the pivots of one matrix in the order of elimination, (n,)."""
@@ -647,8 +662,9 @@ class Factors:
         if not self._usable:
             raise StaleError("These factors were overwritten by a call that failed", expected="factors of a matrix",
                              got="none", remedy="Pass them as out= of a call that succeeds")  # fmt: skip
-        b = b.toarray() if backend.is_sparse(b) else b
-        _check_on_host("b", b)
+        if type(b) is not np.ndarray:
+            b = b.toarray() if backend.is_sparse(b) else b
+            _check_on_host("b", b)
         n = self.plan.pattern.shape[0]
         columns = self.batch
         if b.ndim not in (1, 2) or b.shape[0] != n or (b.ndim == 2 and columns is not None and b.shape[1] != columns):
@@ -677,7 +693,7 @@ def solve_columns(plan: FactorPlan, data: Array, b: Array, trans: Trans) -> Arra
     b = b.conj() if conjugated else b
     x = np.empty_like(b)
     if x.size:
-        kernels.on_host().factor.solve(plan.table, data, b, x, trans != "N")
+        kernels.on_host().factor_solve.solve(plan.table, data, b, x, trans != "N")
     return np.conjugate(x, out=x) if conjugated else x
 
 

@@ -192,7 +192,8 @@ def why_singular(matrix: Any, eps: float) -> str:
     if missing := missing_pivot(matrix):
         return missing
     matrix, n, rng = matrix.astype(np.result_type(matrix, np.float64)), matrix.shape[0], np.random.default_rng(0)
-    matrix = diags_array(1 / abs(matrix).max(axis=1).toarray().ravel()) @ matrix
+    scale = -np.frexp(abs(matrix).max(axis=1).toarray().ravel())[1]
+    matrix = diags_array(np.ldexp(1.0, np.minimum(scale, np.finfo(float).maxexp - 1))) @ matrix
     for change in (0, 1e-7):  # an exactly singular matrix has no factors, a neighbour of it has
         nearby = matrix + diags_array(change * rng.random(n))
         try:

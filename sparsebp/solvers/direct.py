@@ -340,16 +340,12 @@ def _factorise(A: Any) -> Any:
         indices, values = A.indices, A.data
         found = _plans.find(A.indptr, indices)
     values = np.ascontiguousarray(values)
-    sizes, least = abs(values), np.finfo(values.dtype).tiny
-    if (sizes > 0.5 / least).any() or ((sizes < least) & (sizes > 0)).any():  # subnormals are flushed by our kernels
-        return _pass_on(A, PivotError("Values are near the ends of their dtype", expected="others", got="such"))
     try:
         factors = _plans.factors(lambda: SparsityPattern(A.indptr, indices, A.shape), found, values)
     except PivotError as error:
         return _pass_on(A, error)
     if _has_small_pivot(factors):
-        matrix = factors.plan.pattern.to_scipy(factors.values)
-        _warn_if_rounding(matrix, factors, lambda near: factors.plan(near.data), "a pivot is rounding alone")
+        _warn_if_rounding(factors.plan.pattern.to_scipy(factors.values), "a pivot is rounding alone")
     return SparseLU(factors, transposed)
 
 
@@ -385,7 +381,7 @@ def _pass_on(A: Any, error: PivotError | None, **options: Any) -> Any:
             raise
         raise SingularMatrixError(f"{failed}: {error}") from failed
     if error is not None and np.isfinite(A.data).all():
-        _warn_if_rounding(A, found, lambda near: scipys(theirs)(near.tocsc(), **options), error)
+        _warn_if_rounding(A, error)
     return found
 
 
@@ -405,28 +401,55 @@ def _has_small_pivot(factors: Factors) -> bool:
     return bool((small & (pivots <= largest[plan.columns])).any())
 
 
-def _warn_if_rounding(A: Any, factors: Any, factorise: Callable[[Any], Any], reason: Any) -> None:
-    """Warn of a matrix whose solutions change by their own size when the last digits of its values do.
+def _warn_if_rounding(A: Any, reason: Any) -> None:
+    """Warn of a CSR matrix whose solutions change by their own size when the last digits of its values do.
 
-    Unlike the size of a pivot, that does not depend on how rows and columns are scaled.
+    Unlike the size of a pivot, that does not depend on how rows and columns are scaled; rounding does.
     """
     from scipy.sparse.linalg import MatrixRankWarning
+
+    if all(map(_is_rounding, (A := A.tocsc(), _equilibrated(A)))):
+        warnings.warn(f"Matrix is singular to working precision: {reason}", MatrixRankWarning, stacklevel=5)
+
+
+def _is_rounding(A: Any) -> bool:
+    """Say whether a CSC matrix and its neighbours have different solutions, in SuperLU's arithmetic."""
+    from scipy.sparse.linalg import splu
+
+    def solution(matrix: Any) -> Array:
+        factors = scipys(splu)(matrix)
+        x: Array = factors.solve(b)
+        for _ in range(2):
+            x += factors.solve(b - matrix @ x)
+        return x
 
     rng, near, eps = np.random.default_rng(0), A.copy(), np.finfo(A.dtype).eps
     b = rng.standard_normal((A.shape[0], 2)).astype(A.dtype)
     b[:, 1] *= abs(A).max(axis=1).toarray().ravel()  # as rows are scaled, and not
     with np.errstate(all="ignore"):
-        x, lost = factors.solve(b), False
-        for _ in range(4):  # one neighbour may have the same pivot by chance
-            near.data = A.data * (1 + 8 * eps * rng.choice(np.array([-1, 1], eps.dtype), len(A.data)))
-            try:
-                lost = (~(abs(x - factorise(near).solve(b)) <= abs(x) / 2)).any(axis=0).all()
-            except (RuntimeError, PivotError):  # the neighbour is singular
-                lost = True
-            if lost:
-                break
-    if lost:
-        warnings.warn(f"Matrix is singular to working precision: {reason}", MatrixRankWarning, stacklevel=5)
+        try:
+            x = solution(A)
+            for _ in range(4):  # one neighbour may have the same pivot by chance
+                near.data = A.data * (1 + 8 * eps * rng.choice(np.array([-1, 1], eps.dtype), len(A.data)))
+                if (~(abs(x - solution(near)) <= abs(x) / 2)).any(axis=0).all():
+                    return True
+        except RuntimeError:  # it is singular, or a neighbour
+            return True
+    return False
+
+
+def _equilibrated(A: Any) -> Any:
+    """Return a CSC matrix with rows and columns times powers of two: the geometric mean of each is about 1."""
+    found, rows, columns = A.copy(), A.indices, np.repeat(np.arange(A.shape[0]), np.diff(A.indptr))
+    with np.errstate(divide="ignore"):
+        sizes = np.frexp(abs(A.data))[1].astype(float)
+    there, scale = A.data != 0, np.zeros(A.nnz)
+    for lines in (rows, columns) * 5:
+        sums = np.bincount(lines[there], (sizes + scale)[there], A.shape[0])
+        scale -= np.rint(sums / np.maximum(np.bincount(lines[there], minlength=A.shape[0]), 1))[lines]
+    parts = found.data.view(found.data.real.dtype).reshape(A.nnz, -1)
+    np.ldexp(parts, scale.astype(np.int32)[:, None], out=parts)
+    return found
 
 
 def _order_of(A: Any) -> int:

@@ -157,7 +157,7 @@ def _plan(number: int) -> FactorPlan:
 
 
 def _factorise(plan: int, values: Tensor) -> Tensor:
-    """Return L and U, as `sparsebp.kernels.host.sparse.factor` lays them out."""
+    """Return L and U, as `sparsebp.kernels.host.sparse.panels` lays them out."""
     return to_tensor(_plan(plan)(to_array(values))._data)
 
 
@@ -184,7 +184,7 @@ def _shape(values: Tensor, b: Tensor) -> tuple[int, ...]:
 @torch.library.register_fake("sparsebp::factorise")
 def _shape_of_factors(plan: int, values: Tensor) -> Tensor:
     batch = values.shape[1] if values.dim() == 2 else 1
-    lanes = kernels.on_host().factor.width(batch, str(values.dtype).removeprefix("torch."))
+    lanes = kernels.on_host().panels.width(batch, str(values.dtype).removeprefix("torch."))
     return values.new_empty((-(-batch // lanes), _plan(plan).fill, lanes))
 
 

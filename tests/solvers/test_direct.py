@@ -214,10 +214,11 @@ def test_pivots_of_rounding_alone_give_a_warning_and_small_ones_of_regular_matri
     for _ in range(60):
         n = int(rng.integers(2, 30))
         matrix = regular(rng, n, 0.2, float)
-        sizes = [sp.diags_array(10.0 ** rng.uniform(-30, 30, n)) for _ in range(2)]
+        sizes = [sp.diags_array(10.0 ** rng.uniform(-60, 60, n)) for _ in range(2)]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            solvers.spsolve((sizes[0] @ (matrix + 20 * sp.eye_array(n)) @ sizes[1]).asformat(kind), np.ones(n))
+            sized = sizes[0] @ (matrix + rng.choice([0, 20]) * sp.eye_array(n)) @ sizes[1]
+            solvers.spsolve(sized.asformat(kind), np.ones(n))
         singular = matrix.tolil()
         singular[n - 1] = 0.1 * singular[0]
         with warnings.catch_warnings(record=True) as ours:
@@ -427,6 +428,22 @@ def test_blocks_that_end_elsewhere_and_out_of_turn():
 
 
 @pytest.mark.parametrize("size", [1e308, 5e-309])
-def test_sizes_near_the_ends_of_a_dtype_are_superlus(size):
-    matrix = sp.csc_array([[size, 0.0, 1.0], [1.0, 4.0, 0.5], [0.5, 1.0, 3.0]])
+@pytest.mark.parametrize("other", [0.0, 1.0])
+def test_sizes_near_the_ends_of_a_dtype_are_superlus(size, other):
+    matrix = sp.csc_array([[size, 0.0, other], [other, 4.0, 0.5], [0.5 * other, 1.0, 3.0]])
     np.testing.assert_array_equal(solvers.spsolve(matrix, np.ones(3)), theirs.splu(matrix).solve(np.ones(3)))
+
+
+@given(n=sizes(1, 12), exponent=st.integers(-1000, 1018), of_b=st.integers(-1000, 1000), seed=seeds)
+def test_matrices_of_any_size_have_the_digits_of_others(n, exponent, of_b, seed):
+    """Times a power of two, also where our plans refuse them, and where solutions would be flushed."""
+    rng = np.random.default_rng(seed)
+    matrix, b = regular(rng, n, 0.3, float), rng.standard_normal(n)
+    if not -1000 < of_b - exponent < 1000:
+        of_b = exponent
+    sized = matrix.copy()
+    sized.data = np.ldexp(matrix.data, exponent)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x = solvers.spsolve(sized, np.ldexp(b, of_b))
+    assert_solves(matrix.toarray(), np.ldexp(x, exponent - of_b), b)

@@ -42,7 +42,7 @@ from sparsebp.kernels.host.rnn import cells, inference, one_step  # noqa: E402
 from sparsebp.kernels.host.rnn.cells import RecurrentKernels  # noqa: E402
 from sparsebp.kernels.host.rnn.inference import infer  # noqa: E402
 from sparsebp.kernels.host.selective_scan import SelectiveScanKernels  # noqa: E402
-from sparsebp.kernels.host.sparse import coloring, csr, elimination, factor, sketches, symbolic  # noqa: E402
+from sparsebp.kernels.host.sparse import coloring, csr, elimination, factor, factor_solve, panels, sketches, symbolic  # noqa: E402
 from sparsebp.kernels.host.sparse.csr import CsrKernels, ValueKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.spgemm import (  # noqa: E402
     BlockKernels,
@@ -65,6 +65,7 @@ __all__ = [
     "csr",
     "elimination",
     "factor",
+    "factor_solve",
     "find",
     "gated_backward",
     "gated_forward",
@@ -76,6 +77,7 @@ __all__ = [
     "matmul_batches",
     "matmul_many",
     "one_step",
+    "panels",
     "sections",
     "sketches",
     "symbolic",

@@ -13,6 +13,9 @@ import numpy as np
 from sparsebp.kernels.host.engine.compile import SERIAL, lower_bound
 from sparsebp.kernels.host.sparse.symbolic import sort
 
+DENSE = 16
+"""A row with an entry in one of this many columns, or more, is put in order by a pass over all columns."""
+
 # The functions below are compiled: their arguments are index arrays and sizes.
 # mypy: disable-error-code="no-untyped-def"
 
@@ -245,7 +248,7 @@ def fill_rows(row, indptr, indices, ends, cuts, marks, found):
     size = len(indptr) - 1
     for i in range(row, size):
         begin = ends[i, 0]
-        if begin + size > len(found):  # the longest row might not fit
+        if begin + size >= len(found):  # the longest row might not fit, and one more
             return i
         at = begin
         marks[i], found[at] = i, i
@@ -265,7 +268,13 @@ def fill_rows(row, indptr, indices, ends, cuts, marks, found):
                         marks[j], found[at] = i, j
                         at += 1
             q += 1
-        sort(found, begin, at)
+        if DENSE * (at - begin) < size:
+            sort(found, begin, at)
+        else:
+            at = begin
+            for j in range(size):
+                found[at] = j
+                at += marks[j] == i
         q = begin
         while found[q] < i:
             k = found[q]

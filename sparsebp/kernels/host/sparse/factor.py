@@ -1,28 +1,16 @@
-"""LU, Cholesky and LDLᵀ factors of matrices on one pattern, on the host: their values, and solves with them.
+"""The values of LU, Cholesky and LDLᵀ factors, on the host.
 
-The numeric phase is Gaussian elimination row by row, in an order that is given. Rows that have nearly the same columns
-are neighbours, and up to four of them make a *panel*: a dense block that stands on one list of columns, those of L, the
-panel's own, and those of U. Row i of L and U then takes one multiple of a panel of U for each panel of L in it:
+The numeric phase is Gaussian elimination row by row, in an order that is given, by panels: see
+`sparsebp.kernels.host.sparse.panels`. A panel takes one multiple of another for each panel of L in it:
 
     for every panel Q of L in the rows of P:   L[P, Q] = A[P, Q] U[Q, Q]⁻¹;   A[P, :] -= L[P, Q] U[Q, :]
 
 Of a symmetric matrix U alone is kept. Of a positive definite one A = Uᵀ U, and L[P, Q] is U[Q, P]ᵀ; of another one
-A = Uᵀ D⁻¹ U, D is U's diagonal, and L[P, Q] is U[Q, P]ᵀ D⁻¹.
-
-Small symmetric matrices with short rows are eliminated column by column of U instead, in the same places: there a panel
-of one row costs less, and larger ones gain little.
-
-Nothing is searched: columns that P and Q share are found by number. Each entry of a panel holds a vector of samples, or
-one number where there is one matrix; the functions are written once for both, `like` is a value of the type meant. Both
-do the same operations in the same order.
-
-Values of panel P are those of its columns, one after the other, each with the panel's rows side by side. Its own
-columns hold L below the diagonal (whose ones are not stored), U above, and the reciprocals of the pivots on it.
+A = Uᵀ D⁻¹ U, D is U's diagonal, and L[P, Q] is U[Q, P]ᵀ D⁻¹. That goes column by column of U where panels are single
+rows, `sparsebp.kernels.host.sparse.factor_columns`. Nothing is searched: columns that P and Q share have numbers.
 """
 
 from __future__ import annotations
-
-from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -33,21 +21,17 @@ from sparsebp.kernels.host.engine import real_or_complex as number
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL, span
 from sparsebp.kernels.host.engine.threads import atomic_add, atomic_store, in_parts, team_for, wait_for
+from sparsebp.kernels.host.sparse.factor_columns import (
+    eliminate_columns,
+    factorise_columns,
+    signed_inverse,
+    underflow,
+    underflow_bound,
+)
+from sparsebp.kernels.host.sparse.panels import COUNTS, GROUP, LINE, PANEL, pointers
 
-PANEL = 4
-"""Rows of a panel at most."""
-LINE = 64
-"""Bytes of an entry that holds samples: a cache line, whatever the machine's vectors. Half of it costs as many index
-operations, and takes up to twice as long for each sample."""
-GROUP = 4
-"""Panels that are eliminated together at most: they fit into the second cache with a batch."""
 SHARED = 5_000
 """Multiply-adds of a task on average, at least, from which threads share one matrix."""
-SHORT = 25
-"""Multiply-adds for each value of U, at most, of symmetric matrices that are eliminated column by column: up to 1.8
-times as fast as panels for 2, and as fast for 25."""
-SMALL = 600_000
-"""Multiply-adds of such a matrix at most: larger ones are shared by threads."""
 CHUNK = 32
 """Columns of a panel of U that are read for all rows of another at a time: they fit into the first cache."""
 NORM, ROW, COLUMN, PIVOT = range(0, 4 * PANEL, PANEL)
@@ -55,116 +39,12 @@ SEEN = 4 * PANEL
 """What is watched of each row of a panel: the sum of its magnitudes; the largest term of L @ U, itself and over the
 largest entry of the matrix in that column; the largest term of the pivot, or the sum of all with D⁻¹."""
 
-
-class Panels(NamedTuple):
-    """Where the entries of L and U are. Rows and columns are numbered in the order of elimination.
-
-    Attributes
-    ----------
-    first
-        First row of every panel, and the number of rows, (panels + 1,) int32.
-    column_ptr, columns
-        The columns of every panel, ascending, (panels + 1,) int64 and int32.
-    own
-        How many of them are those of L, (panels,) int32; the panel's own follow.
-    base
-        The panel's first value, and the number of values, (panels + 1,) int64.
-    left_ptr, left, back
-        Every panel of L in a panel, ascending, and which of its columns is the first one that is not before this panel:
-        (panels + 1,) int64, and int32.
-    entry_ptr, source, target, column
-        For every row, its entries: their numbers in the matrix and among the values, and their columns. (n + 1,) and
-        (nnz,) int64, (nnz,) int32. A number q of an entry of a Hermitian matrix on the other side of the diagonal is
-        given as -1 - q.
-    rows, order
-        The matrix's row and column behind every one here, (n,) int32.
-    signs
-        Of symmetric matrices that are not positive definite, what sign each pivot should have, (n,) int8: 1, -1, or 0
-        for any. Of others (0,).
-    tasks
-        The first panel of every task, and the number of panels, (tasks + 1,) int64. Threads share one matrix by tasks:
-        subtrees of little work, and groups of the panels above them.
-    half
-        Whether the matrices are symmetric, and U alone is kept. Then `own` is 0, and `entry_ptr`, `source`, `target`
-        and `column` are those of entries on the diagonal and above.
-    definite
-        Whether they are positive definite too: A = Uᵀ U, else A = Uᵀ D⁻¹ U.
-    """
-
-    first: Any
-    column_ptr: Any
-    columns: Any
-    own: Any
-    base: Any
-    left_ptr: Any
-    left: Any
-    back: Any
-    entry_ptr: Any
-    source: Any
-    target: Any
-    column: Any
-    rows: Any
-    order: Any
-    signs: Any
-    tasks: Any
-    half: bool
-    definite: bool
-
-
-_COUNTS = Panels._fields.index("half")
-"""Where `table_of` has the first number behind the addresses."""
 _NO_WORDS = np.zeros(1, np.int64)
 
 
-def table_of(panels: Panels) -> Array:
-    """Return the addresses of a structure's arrays, the numbers of panels, rows and tasks, and both flags, as int64.
-
-    Numba takes a quarter of a microsecond for every array that it is passed: more than a small matrix needs. The arrays
-    have to be kept.
-    """
-    *arrays, half, definite = panels
-    numbers = (
-        *(array.ctypes.data for array in arrays),
-        len(panels.own),
-        len(panels.rows),
-        len(panels.tasks) - 1,
-        half,
-        definite,
-    )
-    return np.array(numbers, np.int64)
-
-
-def width(batch: int, dtype: Any) -> int:
-    """Return how many samples an entry of the factors holds."""
-    return 1 if batch == 1 else LINE // np.dtype(dtype).itemsize
-
-
-def by_sample(blocked: Array) -> Array:
-    """Return (blocks, size, lanes) of the kernels as (blocks, size, lanes) of samples: of complex ones a copy.
-
-    An entry's complex numbers are kept as all real parts, then all imaginary ones.
-    """
-    if blocked.dtype.kind != "c" or blocked.shape[2] == 1:
-        return blocked
-    parts = blocked.view(np.finfo(blocked.dtype).dtype).reshape(*blocked.shape[:2], 2, blocked.shape[2])
-    samples = np.empty_like(blocked)
-    samples.real, samples.imag = parts[:, :, 0], parts[:, :, 1]
-    return samples
-
-
-def side_by_side(samples: Array) -> Array:
-    """Return what `by_sample` was given, C-contiguous."""
-    samples = np.ascontiguousarray(samples)
-    if samples.dtype.kind != "c" or samples.shape[2] == 1:
-        return samples
-    parts = np.stack([samples.real, samples.imag], axis=2)
-    return parts.reshape(*samples.shape[:2], -1).view(samples.dtype)
-
-
 def factorise(
-    table: Array, work: int, values: Array, blocked: Array, data: Array, growth: Array, loss: Array, shifts: Array,
-    least: float,
-) -> None:  # fmt: skip
+    table: Array, work: int, values: Array, blocked: Array, data: Array, found: Array, shifts: Array, least: float
+) -> None:
     """Compute L and U.
 
     Parameters
@@ -172,77 +52,37 @@ def factorise(
     table, work
         The structure, from `table_of`, and the multiply-adds for one sample.
     values
-        (nnz, B), float32, float64, complex64 or complex128; `growth`, `loss` and `shifts` are real.
+        (nnz, B), float32, float64, complex64 or complex128; `found` and `shifts` are real.
     blocked
         Written: the same, (blocks, nnz, `width`), with zeros behind the last sample. Read line by line, where lines of
         `values` are as far apart as the batch is wide.
     data
         Written: the values of L and U, (blocks, values, `width`).
-    growth, loss
-        Written, (B,): the largest term of L @ U over the 1-norm of the matrix's row, or over the largest entry of its
-        column, if that is less; and the largest term of a pivot over the pivot. NaN or infinite where L or U are not
-        finite. Of D⁻¹ factors the sum of a pivot's terms, over the 1-norm of its row and over the pivot.
+    found
+        Written, (2, B): growth, the largest term of L @ U over the 1-norm of the matrix's row, or over the largest
+        entry of its column, if that is less; and loss, the largest term of a pivot over the pivot. NaN or infinite
+        where L or U are not finite, or numbers that are flushed to zero would change a row's or column's last digit.
+        Of D⁻¹ factors the sum of a pivot's terms, over the 1-norm of its row and over the pivot.
     shifts, least
         Of D⁻¹ factors. Written, (blocks, n, `width`): what was added to each pivot, so that it has its sign and is at
         least `least` times the 1-norm of its row.
     """
-    blocks, size, lanes = data.shape
-    arrays = (values.reshape(-1), blocked.reshape(-1), data.reshape(-1))
-    by_columns = bool(table[_COUNTS + 3]) and work <= min(SHORT * size, SMALL)
-    arguments = table, by_columns, *arrays, size, growth, loss, shifts.reshape(-1), growth.dtype.type(least)
+    blocks, _, lanes = data.shape
+    panels, rows, tasks, half, _ = table[COUNTS:].tolist()
+    by_columns = bool(half) and panels == rows
+    arguments = table, values, blocked, data, found, shifts, least
     if lanes > 1:
-        _factorise(team_for(blocks, work * blocks * lanes), blocks, *arguments)
-        return
-    panels, tasks = table[_COUNTS], table[_COUNTS + 2]
-    parts = threads.count() if work > SHARED * tasks and not by_columns else 1
-    words = np.zeros(1 + panels, np.int64) if parts > 1 else _NO_WORDS
-    _factorise_one(team_for(parts, work), parts, words, *arguments)
-
-
-def solve(table: Array, data: Array, b: Array, x: Array, transposed: bool) -> None:
-    """Solve A x = b or Aᵀ x = b; `data` as from `factorise`, b and x (n, B), or (n, K) for factors of one matrix.
-
-    Factors of symmetric or Hermitian matrices solve A x = b in either case.
-    """
-    lanes = width(b.shape[1], b.dtype)
-    blocks = -(-b.shape[1] // lanes)
-    shared = data.shape[2] == 1
-    arguments = (data.reshape(-1), data.shape[1], shared, b.reshape(-1), x.reshape(-1), b.shape[1], transposed)
-    _solve(team_for(blocks, data.shape[1] * blocks * lanes), blocks, table, *arguments)
+        _factorise(team_for(blocks, work * blocks * lanes), blocks, by_columns, *arguments)
+    elif by_columns:
+        factorise_columns(*arguments)
+    else:
+        parts = threads.count() if work > SHARED * tasks else 1
+        words = np.zeros(1 + panels, np.int64) if parts > 1 else _NO_WORDS
+        _factorise_one(team_for(parts, work), parts, words, *arguments)
 
 
 # The functions below are compiled: their arguments are index arrays, pointers, tuples of them, sizes and flags.
 # mypy: disable-error-code="no-untyped-def"
-
-
-@simd.device
-def _pointers(table):
-    """Return `Panels` of pointers from `table_of`, the number of panels, and of rows."""
-    at = simd.pointer(table)
-    panels = Panels(
-        simd.address(at[0], np.int32(0)),
-        simd.address(at[1], np.int64(0)),
-        simd.address(at[2], np.int32(0)),
-        simd.address(at[3], np.int32(0)),
-        simd.address(at[4], np.int64(0)),
-        simd.address(at[5], np.int64(0)),
-        simd.address(at[6], np.int32(0)),
-        simd.address(at[7], np.int32(0)),
-        simd.address(at[8], np.int64(0)),
-        simd.address(at[9], np.int64(0)),
-        simd.address(at[10], np.int64(0)),
-        simd.address(at[11], np.int32(0)),
-        simd.address(at[12], np.int32(0)),
-        simd.address(at[13], np.int32(0)),
-        simd.address(at[14], np.int8(0)),
-        simd.address(at[15], np.int64(0)),
-        at[_COUNTS + 3] != 0,
-        at[_COUNTS + 4] != 0,
-    )
-    return panels, at[_COUNTS], at[_COUNTS + 1]
-
-
-# ---- L and U ---------------------------------------------------------------------------------------------------------
 
 
 @numba.njit(**SERIAL)
@@ -252,10 +92,10 @@ def _factorise(team, blocks, *args):
 
 
 @numba.njit(**INNER_SERIAL)
-def _take_part(part, table, by_columns, values, blocked, data, size, growth, loss, shifts, least):
+def _take_part(part, by_columns, table, values, blocked, data, found, shifts, least):
     """Write a part of the matrices' entries, for all blocks: values are read in the order of memory."""
-    batch, given, block = len(growth), simd.pointer(values), simd.pointer(blocked)
-    lanes, nnz = LINE // values.itemsize, len(values) // batch
+    (nnz, batch), given, block = values.shape, simd.pointer(values), simd.pointer(blocked)
+    lanes = LINE // values.itemsize
     none, blocks = number.zeros_of(given, LINE), (batch + lanes - 1) // lanes
     begin, end = span(part, blocks, nnz)
     for q in range(begin, end):
@@ -265,29 +105,29 @@ def _take_part(part, table, by_columns, values, blocked, data, size, growth, los
 
 
 @numba.njit(**INNER_SERIAL)
-def _factorise_part(part, table, by_columns, values, blocked, data, size, growth, loss, shifts, least):
-    at, count, n = _pointers(table)
-    batch, lanes = len(growth), LINE // data.itemsize
+def _factorise_part(part, by_columns, table, values, blocked, data, found, shifts, least):
+    at, count, n = pointers(table)
+    (nnz, batch), size, lanes = values.shape, data.shape[1], LINE // data.itemsize
     slots, following = np.empty(GROUP * n, np.int32), np.empty(GROUP, np.int64)
-    peaks, watched = np.empty(3 * n * lanes, growth.dtype), np.empty(GROUP * SEEN * lanes, growth.dtype)
+    peaks, watched = np.empty(3 * n * lanes, found.dtype), np.empty(GROUP * SEEN * lanes, found.dtype)
     multiples = np.empty((n if by_columns else PANEL * PANEL) * lanes, data.dtype)
-    room = simd.pointer(peaks), simd.pointer(watched), simd.pointer(multiples)
-    where = simd.pointer(following), simd.pointer(slots), *room
-    a = simd.advance(simd.pointer(blocked), part * (len(values) // batch) * lanes)
+    peak, seen, multiple = simd.pointer(peaks), simd.pointer(watched), simd.pointer(multiples)
+    where = simd.pointer(following), simd.pointer(slots), peak, seen, multiple
+    a = simd.advance(simd.pointer(blocked), part * nnz * lanes)
     lu = simd.advance(simd.pointer(data), part * size * lanes)
-    shift = simd.advance(simd.pointer(shifts), part * n * lanes), least
+    bounds = simd.advance(simd.pointer(shifts), part * n * lanes), found.dtype.type(least), underflow_bound(found)
     zeros = number.zeros_of(lu, LINE)
-    ones = number.absolute(zeros) + growth.dtype.type(1)
+    ones = number.absolute(zeros) + found.dtype.type(1)
     if by_columns:
-        by_row, lost, poison = _eliminate_columns(at, n, count, a, lu, where, shift, zeros, ones)
+        by_row, lost, poison = eliminate_columns(at, n, a, lu, peak, multiple, bounds, zeros, ones)
         by_column = by_row
     else:
-        _scale(at, n, a, room[0], zeros, ones)
-        by_row, by_column, lost, poison = _eliminate(at, n, np.int64(0), count, a, lu, where, shift, 0, zeros, ones,
+        _scale(at, n, a, peak, bounds, zeros, ones)
+        by_row, by_column, lost, poison = _eliminate(at, n, np.int64(0), count, a, lu, where, bounds, 0, zeros, ones,
                                                      False)  # fmt: skip
-    grown = (ones if at.definite else by_row) if at.half else simd.minimum(by_row, by_column)
-    simd.store_n(simd.pointer(growth), part * lanes, grown + poison, batch - part * lanes)
-    simd.store_n(simd.pointer(loss), part * lanes, lost + poison, batch - part * lanes)
+    grown, rest = (ones if at.definite else by_row) if at.half else simd.minimum(by_row, by_column), part * lanes
+    simd.store_n(simd.pointer(found), rest, grown + poison, batch - rest)
+    simd.store_n(simd.pointer(found), batch + rest, lost + poison, batch - rest)
     simd.keep_alive(slots)
     simd.keep_alive(following)
     simd.keep_alive(peaks)
@@ -296,47 +136,42 @@ def _factorise_part(part, table, by_columns, values, blocked, data, size, growth
 
 
 @numba.njit(**SERIAL)
-def _factorise_one(team, parts, words, table, by_columns, values, blocked, data, size, growth, loss, shifts, least):
+def _factorise_one(team, parts, words, table, values, blocked, data, found, shifts, least):
     """Factorise one matrix, on several threads; `words`: the next task, and of each panel whether it is done."""
-    at, _, n = _pointers(table)
-    a, zero, one = simd.pointer(blocked), data.dtype.type(0), growth.dtype.type(1)
-    peaks, found = np.empty(3 * n, growth.dtype), np.zeros((parts, 4), growth.dtype)
-    simd.copy(a, simd.pointer(values), len(values))
-    if not by_columns:
-        _scale(at, n, a, simd.pointer(peaks), zero, one)
-    in_parts(
-        _factorise_tasks, team, parts, (table, by_columns, parts, words, blocked, data, peaks, shifts, least, found)
-    )
-    by_row = by_column = lost = poison = growth.dtype.type(0)
+    at, _, n = pointers(table)
+    a, zero, one = simd.pointer(blocked), data.dtype.type(0), found.dtype.type(1)
+    peaks, seen = np.empty(3 * n, found.dtype), np.zeros((parts, 4), found.dtype)
+    simd.copy(a, simd.pointer(values), values.size)
+    bounds = simd.pointer(shifts), found.dtype.type(least), underflow_bound(found)
+    _scale(at, n, a, simd.pointer(peaks), bounds, zero, one)
+    in_parts(_factorise_tasks, team, parts, (table, parts, words, blocked, data, peaks, shifts, bounds[1], seen))
+    by_row = by_column = lost = poison = found.dtype.type(0)
     for part in range(parts):
-        by_row, by_column = max(by_row, found[part, 0]), max(by_column, found[part, 1])
-        lost, poison = max(lost, found[part, 2]), poison + found[part, 3]
-    growth[0] = ((one if at.definite else by_row) if at.half else min(by_row, by_column)) + poison
-    loss[0] = lost + poison
+        by_row, by_column = max(by_row, seen[part, 0]), max(by_column, seen[part, 1])
+        lost, poison = max(lost, seen[part, 2]), poison + seen[part, 3]
+    found[0, 0] = ((one if at.definite else by_row) if at.half else min(by_row, by_column)) + poison
+    found[1, 0] = lost + poison
     simd.keep_alive(peaks)
 
 
 @numba.njit(**INNER_SERIAL)
-def _factorise_tasks(part, table, by_columns, parts, words, blocked, data, peaks, shifts, least, found):
+def _factorise_tasks(part, table, parts, words, blocked, data, peaks, shifts, least, found):
     """Take tasks until there is none. They begin in order, so what a task waits for has begun before it."""
-    (at, count, n), whole = _pointers(table), simd.pointer(table)
+    (at, count, n), whole = pointers(table), simd.pointer(table)
     slots, following = np.empty(GROUP * n, np.int32), np.empty(GROUP, np.int64)
-    watched = np.empty(GROUP * SEEN, found.dtype)
-    multiples = np.empty(n if by_columns else 2 * PANEL * PANEL, data.dtype)
+    watched, multiples = np.empty(GROUP * SEEN, found.dtype), np.empty(2 * PANEL * PANEL, data.dtype)
     room = simd.pointer(peaks), simd.pointer(watched), simd.pointer(multiples)
-    where, shift = (simd.pointer(following), simd.pointer(slots), *room), (simd.pointer(shifts), least)
+    where = simd.pointer(following), simd.pointer(slots), *room
+    bounds = simd.pointer(shifts), least, underflow_bound(found)
     a, lu, next_task = simd.pointer(blocked), simd.pointer(data), words.ctypes.data
-    tasks, ready = (whole[_COUNTS + 2], next_task + 8) if parts > 1 else (1, 0)
+    tasks, ready = (whole[COUNTS + 2], next_task + 8) if parts > 1 else (1, 0)
     zero, one, task = data.dtype.type(0), found.dtype.type(1), 0
-    if by_columns:
-        found[0, 0], found[0, 2], found[0, 3] = _eliminate_columns(at, n, count, a, lu, where, shift, zero, one)
-        task = tasks
     while True:
         task = atomic_add(next_task, 1) if parts > 1 else task
         if task >= tasks:
             break
         begin, end = (at.tasks[task], at.tasks[task + 1]) if parts > 1 else (np.int64(0), count)
-        by_row, by_column, lost, poison = _eliminate(at, n, begin, end, a, lu, where, shift, ready, zero, one, True)
+        by_row, by_column, lost, poison = _eliminate(at, n, begin, end, a, lu, where, bounds, ready, zero, one, True)
         found[part, 0], found[part, 1] = max(found[part, 0], by_row), max(found[part, 1], by_column)
         found[part, 2], found[part, 3] = max(found[part, 2], lost), found[part, 3] + poison
         task += 1
@@ -347,12 +182,13 @@ def _factorise_tasks(part, table, by_columns, parts, words, blocked, data, peaks
 
 
 @simd.device
-def _eliminate(at, n, begin, count, values, data, where, shift, ready, zero, one, single):
+def _eliminate(at, n, begin, count, values, data, where, bounds, ready, zero, one, single):
     """Factorise panels begin … count - 1 of the matrices of one block.
 
     Return growth by row and by column, loss, and NaN where these may miss something. A panel of U is read once for all
     rows of a group, while it is in the cache. A maximum passes over NaN, so a sum of what would be zeros otherwise
-    keeps what is not finite. `ready`: the address of words that say which panels are done; 0 on one thread.
+    keeps what is not finite. `bounds`: shifts, the least pivot, `underflow_bound`. `ready`: the address of words that
+    say which panels are done; 0 on one thread.
     """
     following, slots, peak, watched, multiples = where
     none = number.absolute(zero)
@@ -373,12 +209,13 @@ def _eliminate(at, n, begin, count, values, data, where, shift, ready, zero, one
                     k = min(k, np.int64(at.left[following[i - p]]))
             if k >= done:  # the next panel has all its terms
                 if at.half and at.definite:
-                    lost, sick = _finish_half(at, done, data, watched, SEEN * (done - p), zero, one)
+                    lost, sick = _finish_half(at, done, data, watched, SEEN * (done - p), bounds, zero, one)
                 elif at.half:
-                    row, lost, sick = _finish_signed(at, done, data, watched, SEEN * (done - p), shift, zero, one)
+                    row, lost, sick = _finish_signed(at, done, data, watched, SEEN * (done - p), bounds, zero, one)
                     by_row = simd.maximum(row, by_row)
                 else:
-                    row, column, lost, sick = _finish(at, n, done, data, peak, watched, SEEN * (done - p), zero, one)
+                    row, column, lost, sick = _finish(at, n, done, data, peak, watched, SEEN * (done - p), bounds, zero,
+                                                      one)  # fmt: skip
                     by_row, by_column = simd.maximum(row, by_row), simd.maximum(column, by_column)
                 loss, poison = simd.maximum(lost, loss), poison + sick
                 if ready != 0:
@@ -413,129 +250,10 @@ def _eliminate(at, n, begin, count, values, data, where, shift, ready, zero, one
 
 
 @simd.device
-def _eliminate_columns(at, n, count, values, data, where, shift, zero, one):
-    """Factorise symmetric matrices column by column of U; return growth, loss, and NaN where these may miss something.
-
-    ``U[i, k] = A[i, k] - Σ_m L[i, m] U[m, k]`` for the rows i of column k: those before i have added their terms to
-    ``sums[i]`` (T. Davis, "Algorithm 849: A concise sparse Cholesky factorization package", ACM Trans. Math. Softw. 31,
-    2005).
-    """
-    _, following, norms, _, sums = where
-    shifts, least = shift
-    none = number.absolute(zero)
-    for i in range(at.base[count]):
-        number.set_entry(data, i, zero)
-    for i in range(n):
-        number.set_entry(norms, i, none)
-        number.set_entry(sums, i, zero)
-    for i in range(n):
-        norm = number.entry(norms, i, none)
-        for q in range(at.entry_ptr[i], at.entry_ptr[i + 1]):
-            source, column = at.source[q], np.int64(at.column[q])
-            value = number.conjugate(number.entry(values, max(source, -1 - source), zero), source < 0)
-            number.set_entry(data, at.target[q], value)
-            norm = norm + number.absolute(value)
-            if column != i:
-                number.set_entry(norms, column, number.entry(norms, column, none) + number.absolute(value))
-        number.set_entry(norms, i, norm)
-    growth = loss = sick = none
-    smallest = one
-    for p in range(count):
-        row = np.int64(at.first[p])
-        r = np.int64(at.first[p + 1]) - row
-        following[p] = r  # the next column of the panel
-        for k in range(row, row + r):
-            place = at.base[p] + (k - row) * (r + 1)
-            pivot = number.real_part(number.entry(data, place, zero))
-            terms = number.absolute(pivot)
-            diagonal = terms
-            for q in range(at.left_ptr[p], at.left_ptr[p + 1]):
-                left = np.int64(at.left[q])
-                c = np.int64(following[left])
-                # behind a panel's last column the next one's begin, so there is always one to compare
-                if r == 1 or np.int64(at.columns[at.column_ptr[left] + c]) == k:
-                    following[left] = c + 1
-                    rows = np.int64(at.first[left + 1] - at.first[left])
-                    if rows == 1:  # without loops over rows
-                        pivot, terms = _add_panel(at, left, 1, 1, c, data, sums, pivot, terms, zero)
-                    else:
-                        pivot, terms = _add_panel(at, left, rows, rows, c, data, sums, pivot, terms, zero)
-            if k > row:
-                pivot, terms = _add_panel(at, p, r, k - row, k - row, data, sums, pivot, terms, zero)
-            norm = number.entry(norms, k, none)
-            if at.definite:
-                inverse = one / simd.square_root(pivot)
-                loss = simd.maximum(diagonal * inverse * inverse, loss)
-            else:
-                inverse, moved = _signed_inverse(pivot, at.signs[k], norm * least, one)
-                number.set_entry(shifts, k, moved)
-                growth = simd.maximum(terms / norm, growth)
-                loss = simd.maximum(terms * number.absolute(inverse), loss)
-                smallest = simd.minimum(number.absolute(inverse), smallest)
-            number.set_entry(data, place, number.of_real(inverse, zero))
-            sick = sick + number.fma(norm, none, number.fma(pivot, none, inverse * none))
-    return growth, loss, sick + none / smallest  # 0 of a pivot too large for a reciprocal
-
-
-@simd.device
-def _add_panel(at, p, r, n, c, data, sums, pivot, terms, zero):
-    """Write the entries of n rows of panel p, of r, in its column c, and add their terms to that column's next rows;
-    return the column's pivot, and the sum of the magnitudes of its terms.
-    """
-    row, base, begin = np.int64(at.first[p]), at.base[p], at.column_ptr[p]
-    here = base + c * r
-    for i in range(n):
-        value = number.entry(data, here + i, zero) + number.entry(sums, row + i, zero)
-        number.set_entry(sums, row + i, zero)
-        for k in range(i):
-            left = number.conjugate(number.entry(data, base + i * r + k, zero), True)
-            other = number.entry(data, here + k, zero)
-            if not at.definite:
-                other = number.times(other, number.entry(data, base + k * r + k, zero))
-            value = number.fma(zero - left, other, value)
-        left = number.times(value, number.entry(data, base + i * r + i, zero))
-        value = left if at.definite else value
-        number.set_entry(data, here + i, value)
-        term = number.absolute(value) * number.absolute(left)
-        terms = terms + term
-        pivot = pivot - number.real_part(number.times(number.conjugate(value, True), left))
-    i = 0
-    while i + 2 <= n:
-        a, b = number.entry(data, here + i, zero), number.entry(data, here + i + 1, zero)
-        if not at.definite:
-            a = number.times(a, number.entry(data, base + i * r + i, zero))
-            b = number.times(b, number.entry(data, base + (i + 1) * (r + 1), zero))
-        a, b = zero - a, zero - b
-        for q in range(r, c):
-            j, u = np.int64(at.columns[begin + q]), base + q * r + i
-            x = number.fma(number.conjugate(number.entry(data, u, zero), True), a, number.entry(sums, j, zero))
-            x = number.fma(number.conjugate(number.entry(data, u + 1, zero), True), b, x)
-            number.set_entry(sums, j, x)
-        i += 2
-    if i < n:
-        a = number.entry(data, here + i, zero)
-        if not at.definite:
-            a = number.times(a, number.entry(data, base + i * r + i, zero))
-        a = zero - a
-        for q in range(r, c - 1, 2):  # the columns differ
-            one, two, u = np.int64(at.columns[begin + q]), np.int64(at.columns[begin + q + 1]), base + q * r + i
-            x, y = number.entry(sums, one, zero), number.entry(sums, two, zero)
-            x = number.fma(number.conjugate(number.entry(data, u, zero), True), a, x)
-            y = number.fma(number.conjugate(number.entry(data, u + r, zero), True), a, y)
-            number.set_entry(sums, one, x)
-            number.set_entry(sums, two, y)
-        for q in range(max(r, c - (c - r) % 2), c):
-            j = np.int64(at.columns[begin + q])
-            u = number.conjugate(number.entry(data, base + q * r + i, zero), True)
-            number.set_entry(sums, j, number.fma(u, a, number.entry(sums, j, zero)))
-    return pivot, terms
-
-
-@simd.device
-def _scale(at, n, values, peak, zero, one):
+def _scale(at, n, values, peak, bounds, zero, one):
     """Write what entries are compared with: of L and U by columns, with D⁻¹ the 1-norms of rows."""
     if not at.half:
-        _scale_columns(at, n, values, peak, zero, one)
+        _scale_columns(at, n, values, peak, bounds[2], zero, one)
     elif not at.definite:
         _sum_rows(at, n, values, peak, zero)
 
@@ -556,8 +274,8 @@ def _sum_rows(at, n, values, peak, zero):
 
 
 @simd.device
-def _scale_columns(at, n, values, peak, zero, one):
-    """Write the reciprocals of the columns' largest entries, behind two numbers a row."""
+def _scale_columns(at, n, values, peak, bound, zero, one):
+    """Write the reciprocals of the columns' largest entries behind two numbers a row; infinity where they underflow."""
     none = number.absolute(zero)
     for c in range(2 * n, 3 * n):
         number.set_entry(peak, c, none)
@@ -565,7 +283,7 @@ def _scale_columns(at, n, values, peak, zero, one):
         value = number.absolute(number.entry(values, at.source[q], zero))
         _raise(peak, 2 * n + at.column[q], value, none)
     for c in range(2 * n, 3 * n):
-        number.set_entry(peak, c, one / number.entry(peak, c, none))
+        number.set_entry(peak, c, one / simd.maximum(number.entry(peak, c, none) - bound, none))
 
 
 @simd.device
@@ -726,7 +444,7 @@ def _watch(at, row, r, k, begin, back, size, data, left, lu, n, peak, watched, s
 
 
 @simd.device
-def _finish(at, n, p, data, peak, watched, seen, zero, one):
+def _finish(at, n, p, data, peak, watched, seen, bounds, zero, one):
     """Eliminate within a panel; return its growth by row and by column, its loss, and NaN where these may miss one."""
     row, own = np.int64(at.first[p]), np.int64(at.own[p])
     r, size = np.int64(at.first[p + 1]) - row, at.column_ptr[p + 1] - at.column_ptr[p] - own
@@ -760,13 +478,14 @@ def _finish(at, n, p, data, peak, watched, seen, zero, one):
         relative = simd.maximum(relative, number.entry(watched, seen + COLUMN + i, none))
         by_row, by_column = simd.maximum(largest / norm, by_row), simd.maximum(relative, by_column)
         loss = simd.maximum(number.entry(watched, seen + PIVOT + i, none) * number.absolute(inverse), loss)
-        sick = number.fma(norm, none, number.fma(number.absolute(inverse), none, sick))
+        sick = number.fma(number.entry(peak, 2 * n + row + i, none), none, sick) + underflow(norm, bounds, none)
+        sick = number.fma(number.absolute(inverse), none, sick)
         sick = sick + none / number.absolute(inverse)  # of a pivot too large for a reciprocal
     return by_row, by_column, loss, sick
 
 
 @simd.device
-def _finish_half(at, p, data, watched, seen, zero, one):
+def _finish_half(at, p, data, watched, seen, bounds, zero, one):
     """Eliminate within a panel of a symmetric matrix; return its loss, and NaN where it may miss one.
 
     All terms of a pivot are squares, so none is larger than the matrix's entry there.
@@ -783,8 +502,10 @@ def _finish_half(at, p, data, watched, seen, zero, one):
                 x = number.fma(zero - left, u, x)
             if i == c:
                 inverse = one / simd.square_root(number.real_part(x))
-                loss = simd.maximum(number.entry(watched, seen + PIVOT + i, none) * inverse * inverse, loss)
+                diagonal = number.entry(watched, seen + PIVOT + i, none)
+                loss = simd.maximum(diagonal * inverse * inverse, loss)
                 sick = number.fma(number.entry(watched, seen + NORM + i, none), none, number.fma(inverse, none, sick))
+                sick = sick + underflow(diagonal, bounds, none)
                 number.set_entry(data, square + c * r + i, number.of_real(inverse, zero))
             else:
                 by_pivot = number.times(x, number.entry(data, square + i * r + i, zero))
@@ -793,7 +514,7 @@ def _finish_half(at, p, data, watched, seen, zero, one):
 
 
 @simd.device
-def _finish_signed(at, p, data, watched, seen, shift, zero, one):
+def _finish_signed(at, p, data, watched, seen, bounds, zero, one):
     """Eliminate within a panel of a symmetric matrix whose pivots have signs; return its growth, its loss, and NaN
     where these may miss one.
 
@@ -802,7 +523,7 @@ def _finish_signed(at, p, data, watched, seen, shift, zero, one):
     row, square, none = np.int64(at.first[p]), at.base[p], number.absolute(zero)
     growth = loss = sick = none
     r, size = np.int64(at.first[p + 1]) - row, at.column_ptr[p + 1] - at.column_ptr[p]
-    shifts, least = shift
+    shifts, least, _ = bounds
     for i in range(r):
         terms, norm = number.entry(watched, seen + PIVOT + i, none), number.entry(watched, seen + NORM + i, none)
         for k in range(i):
@@ -813,26 +534,14 @@ def _finish_signed(at, p, data, watched, seen, shift, zero, one):
                 x, u = number.entry(data, square + c * r + i, zero), number.entry(data, square + c * r + k, zero)
                 number.set_entry(data, square + c * r + i, number.fma(zero - left, u, x))
         pivot = number.real_part(number.entry(data, square + i * r + i, zero))
-        inverse, moved = _signed_inverse(pivot, at.signs[row + i], norm * least, one)
+        inverse, moved = signed_inverse(pivot, at.signs[row + i], norm * least, one)
         number.set_entry(shifts, row + i, moved)
         number.set_entry(data, square + i * r + i, number.of_real(inverse, zero))
         growth = simd.maximum(terms / norm, growth)
         loss = simd.maximum(terms * number.absolute(inverse), loss)
-        sick = number.fma(norm, none, number.fma(pivot, none, number.fma(inverse, none, sick)))
+        sick = number.fma(pivot, none, number.fma(inverse, none, sick)) + underflow(norm, bounds, none)
         sick = sick + none / number.absolute(inverse)  # of a pivot too large for a reciprocal
     return growth, loss, sick
-
-
-@simd.device
-def _signed_inverse(pivot, sign, least, one):
-    """Return the reciprocal of a pivot of its sign that is not smaller, and what was added to the pivot for that."""
-    if sign > 0:
-        enough = simd.maximum(pivot, least)
-    elif sign < 0:
-        enough = simd.minimum(pivot, (one - one) - least)
-    else:
-        enough = simd.copysign(simd.maximum(number.absolute(pivot), least), pivot)
-    return one / enough, enough - pivot
 
 
 @simd.device
@@ -1013,141 +722,3 @@ def _add_row(a, data, base, right, n, columns, count, slot, zero):
     for c in range(count):
         at = base + slot[columns[c]]
         number.set_entry(data, at, number.fma(a, number.entry(data, right + n * c, zero), number.entry(data, at, zero)))
-
-
-# ---- solves ----------------------------------------------------------------------------------------------------------
-
-
-@numba.njit(**SERIAL)
-def _solve(team, blocks, *args):
-    in_parts(_solve_part, team, blocks, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def _solve_part(part, table, data, size, shared, b, x, batch, transposed):
-    (at, count, n), lu = _pointers(table), simd.pointer(data)
-    given, result, lanes = simd.pointer(b), simd.pointer(x), LINE // data.itemsize
-    room = np.empty((n + PANEL) * lanes, b.dtype)
-    y, zero, none = simd.pointer(room), b.dtype.type(0), number.zeros_of(lu, LINE)
-    if batch == 1:
-        _substitute(at, count, n, lu, zero, given, result, batch, 0, y, zero, transposed)
-    elif shared:
-        _substitute(at, count, n, lu, zero, given, result, batch, part * lanes, y, none, transposed)
-    else:
-        lu = simd.advance(lu, part * size * lanes)
-        _substitute(at, count, n, lu, none, given, result, batch, part * lanes, y, none, transposed)
-    simd.keep_alive(room)
-
-
-@simd.device
-def _substitute(at, count, n, data, like, b, x, batch, s, y, zero, transposed):
-    """Forward, then backward, for one block of right-hand sides. `like`: the factors' entries, `zero`: those of y."""
-    into, out = (at.order, at.rows) if transposed else (at.rows, at.order)
-    for i in range(n):
-        number.set_entry(y, i, number.samples(b, np.int64(into[i]) * batch + s, batch - s, zero))
-    for p in range(count):
-        if transposed or at.half:
-            _upper(at, p, data, like, y, n, zero, True)
-        else:
-            _lower(at, p, data, like, y, zero, False)
-    for p in range(count - 1, -1, -1):
-        if transposed and not at.half:
-            _lower(at, p, data, like, y, zero, True)
-        else:
-            _upper(at, p, data, like, y, n, zero, False)
-    for i in range(n):
-        number.set_samples(x, np.int64(out[i]) * batch + s, number.entry(y, i, zero), batch - s)
-
-
-@simd.device
-def _lower(at, p, data, like, y, zero, transposed):
-    """The rows of one panel of L, or its columns of Lᵀ."""
-    row, base, own = np.int64(at.first[p]), at.base[p], np.int64(at.own[p])
-    r, columns = np.int64(at.first[p + 1]) - row, simd.advance(at.columns, at.column_ptr[p])
-    square = base + own * r
-    if transposed:
-        for i in range(r - 1, 0, -1):
-            value = zero - number.entry(y, row + i, zero)
-            for k in range(i):
-                left = number.entry(data, square + k * r + i, like)
-                number.set_entry(y, row + k, number.fma(left, value, number.entry(y, row + k, zero)))
-        _scatter(data, base, r, columns, own, like, y, row, False, zero)
-    else:
-        _collect(data, base, r, columns, own, like, y, row, zero)
-        for i in range(1, r):
-            value = number.entry(y, row + i, zero)
-            for k in range(i):
-                left = number.entry(data, square + k * r + i, like)
-                value = number.fma(left, zero - number.entry(y, row + k, zero), value)
-            number.set_entry(y, row + i, value)
-
-
-@simd.device
-def _upper(at, p, data, like, y, n, zero, transposed):
-    """The rows of one panel of U, or its columns of Uᵀ; of D⁻¹ factors the rows of D⁻¹ U. `y` has room behind n."""
-    r = np.int64(at.first[p + 1] - at.first[p])
-    if r == 1:  # without loops over rows
-        _upper_rows(at, p, 1, data, like, y, n, zero, transposed)
-    else:
-        _upper_rows(at, p, r, data, like, y, n, zero, transposed)
-
-
-@simd.device
-def _upper_rows(at, p, r, data, like, y, n, zero, transposed):
-    row, base, own = np.int64(at.first[p]), at.base[p], np.int64(at.own[p])
-    begin = at.column_ptr[p] + own
-    square, tail = base + own * r, base + (own + r) * r
-    columns, count = simd.advance(at.columns, begin + r), at.column_ptr[p + 1] - begin - r
-    if transposed:
-        for i in range(r):
-            value = number.entry(y, row + i, zero)
-            for k in range(i):
-                right = number.conjugate(number.entry(data, square + i * r + k, like), at.half)
-                value = number.fma(right, zero - number.entry(y, row + k, zero), value)
-            number.set_entry(y, row + i, number.times(value, number.entry(data, square + i * r + i, like)))
-        _scatter(data, tail, r, columns, count, like, y, row, at.half, zero)
-    else:
-        signed = at.half and not at.definite
-        into = n if signed else row
-        for i in range(r if signed else 0):
-            number.set_entry(y, n + i, zero)
-        _collect(data, tail, r, columns, count, like, y, into, zero)
-        for i in range(r - 1, -1, -1):
-            value = number.entry(y, into + i, zero)
-            for k in range(i + 1, r):
-                right = number.entry(data, square + k * r + i, like)
-                value = number.fma(right, zero - number.entry(y, row + k, zero), value)
-            inverse = number.entry(data, square + i * r + i, like)
-            before = number.entry(y, row + i, zero)
-            number.set_entry(y, row + i, number.fma(value, inverse, before) if signed else number.times(value, inverse))
-
-
-@simd.device
-def _collect(data, base, r, columns, count, like, y, row, zero):
-    """``y[row + i] -= Σ_c data[c, i] y[columns[c]]`` for the r rows of a panel."""
-    i = 0
-    while i + 2 <= r:
-        t0, t1 = number.entry(y, row + i, zero), number.entry(y, row + i + 1, zero)
-        for c in range(count):
-            value = zero - number.entry(y, columns[c], zero)
-            t0 = number.fma(number.entry(data, base + c * r + i, like), value, t0)
-            t1 = number.fma(number.entry(data, base + c * r + i + 1, like), value, t1)
-        number.set_entry(y, row + i, t0)
-        number.set_entry(y, row + i + 1, t1)
-        i += 2
-    if i < r:
-        t = number.entry(y, row + i, zero)
-        for c in range(count):
-            t = number.fma(number.entry(data, base + c * r + i, like), zero - number.entry(y, columns[c], zero), t)
-        number.set_entry(y, row + i, t)
-
-
-@simd.device
-def _scatter(data, base, r, columns, count, like, y, row, conjugated, zero):
-    """``y[columns[c]] -= Σ_i data[c, i] y[row + i]``, or with the complex conjugates of the data."""
-    for c in range(count):
-        value = number.entry(y, columns[c], zero)
-        for i in range(r):
-            multiple = number.conjugate(number.entry(data, base + c * r + i, like), conjugated)
-            value = number.fma(multiple, zero - number.entry(y, row + i, zero), value)
-        number.set_entry(y, columns[c], value)
