@@ -28,7 +28,7 @@ from sparsebp.core import threads, timing
 from sparsebp.runtime.actions import Stages
 from sparsebp.runtime.executor import PlainExecutor
 from sparsebp.runtime.search import MEMORY_RATIO, all_schedules
-from sparsebp.schedule import Action, Costs, Kind, Network, actions_of, simulate
+from sparsebp.schedule import Action, Costs, Kind, Network, StepGraph, actions_of, simulate
 from sparsebp.schedule.builders import (
     fast_forward,
     gpipe,
@@ -37,7 +37,8 @@ from sparsebp.schedule.builders import (
     one_f_one_b,
     reverse_first_k,
 )
-from sparsebp.schedule.reorder import RegionTimes, StepGraph, Timeline, joint_schedule, make_regions, search_k
+from sparsebp.schedule.one_worker import search_k
+from sparsebp.schedule.regions import RegionTimes, Timeline, joint_schedule, make_regions
 
 _REORDERED = ("joint", "list")
 

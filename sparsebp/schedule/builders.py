@@ -1,4 +1,4 @@
-"""Builders: every technique is a function that returns a schedule. The pipelines are here, the others in `reorder`.
+"""Builders: every technique is a function that returns a schedule. Pipelines are here; other modules have the others.
 
 All take keyword arguments only. `BUILDERS` collects them by name; ``inspect.signature`` shows the options of each.
 Options are documented once: those of pipelines in `gpipe`, the others in `reverse_first_k`. A number out of range, a
@@ -18,29 +18,16 @@ from typing import Any, TypeAlias
 
 from sparsebp.core.check import shown
 from sparsebp.core.errors import OptionError
+from sparsebp.schedule.allocation import Partition
 from sparsebp.schedule.costs import Costs
-from sparsebp.schedule.reorder import (
-    Fusion,
-    Partition,
-    Priority,
-    Region,
-    RegionTimes,
-    builder,
-    conventional,
-    data_parallel,
-    fast_forward,
-    largest_k,
-    list_schedule,
-    modulo,
-    out_of_order,
-    place_updates,
-    reverse_first_k,
-    search_k,
-    synchronise,
-    two_stream_list,
-)
+from sparsebp.schedule.list_scheduling import fast_forward, list_schedule, modulo
+from sparsebp.schedule.one_worker import conventional, out_of_order, search_k, two_stream_list
+from sparsebp.schedule.options import builder
+from sparsebp.schedule.regions import Region, RegionTimes
+from sparsebp.schedule.replicas import Priority, data_parallel, largest_k, reverse_first_k, synchronise
 from sparsebp.schedule.schedule import Action, Cell, Overlap, Schedule, StepGraph
 from sparsebp.schedule.simulation import Simulation, simulate
+from sparsebp.schedule.updates import Fusion, place_updates
 
 __all__ = [
     "BUILDERS",

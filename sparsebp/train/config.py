@@ -35,7 +35,7 @@ from sparsebp.data.dataset import PIXELS
 from sparsebp.data.instruments import CLASSES as instruments_CLASSES
 from sparsebp.data.instruments import SETTINGS, FeatureSet, class_names, load_instruments, synthetic_instruments
 from sparsebp.nn.pruning import PruneMethod
-from sparsebp.schedule.reorder import Fusion
+from sparsebp.schedule.updates import Fusion
 from sparsebp.train.checkpoint import load_weights
 from sparsebp.train.setup import asynchronous, check_ranks, check_schedule, on_ranks
 from sparsebp.train.trainer import Trainer
