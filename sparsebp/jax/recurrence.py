@@ -239,7 +239,7 @@ def _before(h: Any, h0: Any, extra: Sequence[Any], reverse: bool) -> Any:
     return before if lengths is None else jnp.where(_within(h, lengths), before, 0)
 
 
-def _kept(x: Any, reset: Any) -> Any:
+def kept(x: Any, reset: Any) -> Any:
     """Return x with 0 at resets."""
     return x if reset is None else jnp.where(reset, 0, x)
 
@@ -254,7 +254,7 @@ def _within(h: Any, lengths: Any) -> Any:
 
 def _tangent(a: Any, h: Any, h0: Any, da: Any, db: Any, dh0: Any, *extra: Any, reverse: bool) -> list[Any]:
     """Return the derivative along (da, db, dh0): ``dh[t] = a[t] * dh[t-1] + (db[t] + da[t] * h[t-1])``."""
-    terms = db + _kept(da, _extra(extra).reset) * _before(h, h0, extra, reverse)
+    terms = db + kept(da, _extra(extra).reset) * _before(h, h0, extra, reverse)
     return _recurrence(a, terms, dh0, *extra, reverse=reverse)
 
 
@@ -276,7 +276,11 @@ _tangents.batch(mapped(_tangents, (1, 1, 0, 1, 1, 0), (1,), shared=(0, 3), whole
 def _recurrence_jvp(primals: Any, tangents: Any, *, reverse: bool) -> Any:
     a, _, h0, *extra = primals
     (h,) = _recurrence(*primals, reverse=reverse)
-    return [h], _tangents(a, h, h0, *map(ad.instantiate_zeros, tangents[:3]), *extra, reverse=reverse)
+    da, *linear = tangents[:3]
+    linear = [*map(ad.instantiate_zeros, linear)]
+    if type(da) is ad.Zero:  # then neither h nor gradients at a are needed on the way back
+        return [h], _recurrence(a, *linear, *extra, reverse=reverse)
+    return [h], _tangents(a, h, h0, da, *linear, *extra, reverse=reverse)
 
 
 @_recurrence.transpose
@@ -305,7 +309,7 @@ def _transposed(a: Any, gh: Any, extra: Sequence[Any], reverse: bool) -> tuple[A
     if lengths is None:
         first = -1 if reverse else 0
         at = None if reset is None else reset[first]
-        return g, _kept(a[first], at) * _kept(g[first], at)
+        return g, kept(a[first], at) * kept(g[first], at)
     begins = _at(gh, lengths - 1) if reverse else _at(gh, 0) & _within(gh, lengths)
     begins = begins if reset is None else begins & ~reset
     return g, (jnp.where(begins, a, 0) * jnp.where(begins, g, 0)).sum(0)
@@ -324,7 +328,7 @@ def _of_step_after(x: Any, reverse: bool) -> Any:
 def _gradients_again(a: Any, h: Any, gh: Any, h0: Any, *extra: Any, reverse: bool) -> list[Any]:
     """Return what `_gradients` does, for derivatives."""
     g, at_h0 = _transposed(jnp.conj(a), gh, extra, reverse)
-    at_a = _kept(g, _extra(extra).reset) * jnp.conj(_before(h, h0, extra, reverse))
+    at_a = kept(g, _extra(extra).reset) * jnp.conj(_before(h, h0, extra, reverse))
     return [at_a.sum(0, keepdims=True) if len(a) != len(h) else at_a, g, at_h0]
 
 

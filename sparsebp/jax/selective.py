@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,15 +16,15 @@ from sparsebp import kernels
 from sparsebp.core.errors import ShapeError
 from sparsebp.jax.arrays import arrays_of
 from sparsebp.jax.operations import Operation, Shapes, Tangent, derivative, no_tangent
-from sparsebp.jax.recurrence import linear_recurrence, mapped
+from sparsebp.jax.recurrence import kept, linear_recurrence, mapped
 from sparsebp.kernels.spec import kept_states
-from sparsebp.scan.selective import shapes_of
+from sparsebp.scan.selective import check_reset_shape, shapes_of
 
 Shape = tuple[int, ...]
 
 
 def selective_scan(
-    x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any = None, h0: Any = None
+    x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any = None, h0: Any = None, *, reset: Any = None
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Return y with ``h[t] = exp(dt[t] a) h[t-1] + dt[t] b[t] x[t]`` and ``y[t] = Σ_n c[t, n] h[t, n] + d x[t]``.
 
@@ -43,6 +44,9 @@ def selective_scan(
         The skip connection's weights (E,); None for none.
     h0
         The state before the first step (B, E, N); None for zeros.
+    reset
+        Booleans (T, B), or (T,) for all samples: where one is true, the states before that step are cleared, also of
+        NaN and infinity, and ``h[t] = dt[t] b[t] x[t]``.
 
     Returns
     -------
@@ -70,40 +74,55 @@ def selective_scan(
             raise ShapeError(f"{name} has the wrong shape", expected=shapes[name], got=array.shape)
     x, dt, a, b, c = (arrays[name] for name in ("x", "dt", "a", "b", "c"))
     d, h0 = (arrays[name] if name in arrays else jnp.zeros(shapes[name], x.dtype) for name in ("d", "h0"))
-    y, _, last = _scan(x, dt, a.T, b, c, d, h0.swapaxes(1, 2))
+    flags: tuple[jax.Array, ...] = ()
+    if reset is not None:
+        (found,) = arrays_of(dtypes=("bool",), reset=reset)
+        check_reset_shape(found.shape, x.shape)
+        flags = (found[:, None] if found.ndim == 1 else found,)
+    y, _, last = _scan(x, dt, a.T, b, c, d, h0.swapaxes(1, 2), *flags)
     return y, last.swapaxes(1, 2)
 
 
 # The operations: rates (N, E) and states (B, N, E) have the channels last. The second result of the forward, the kept
-# states, is for the way back alone and counts as a constant.
+# states, is for the way back alone and counts as a constant. The last operand may be resets (T, B), or (T, 1) for all.
 
 
-def _scan_shape(x: Shape, dt: Shape, a: Shape, b: Shape, c: Shape, d: Shape, h0: Shape) -> Shapes:
+def _scan_shape(x: Shape, dt: Shape, a: Shape, b: Shape, c: Shape, d: Shape, h0: Shape, *reset: Shape) -> Shapes:
     return x, (kept_states(x[0]), *h0), h0
 
 
 def _run_scan(given: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
     y, states, last = results
-    kernels.get(np).selective_scan(*given, y, states)
+    kernels.get(np).selective_scan(*given[:7], _resets(given[7:], given[0]), y, states)
     last[...] = states[-1]
+
+
+def _resets(given: Sequence[np.ndarray], x: np.ndarray) -> np.ndarray | None:
+    """Return resets as kernels take them."""
+    return np.ascontiguousarray(np.broadcast_to(given[0], x.shape[:2])) if given else None
 
 
 _scan = Operation("selective_scan", _scan_shape, _run_scan)
 
 
-def _in_jax(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, h0: Any) -> list[Any]:
+def _in_jax(reset: Any, x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, h0: Any) -> list[Any]:
     """Return y and the last state, with all states in memory."""
     steps, batch, channels = x.shape
-    factors = jnp.exp(dt[:, :, None] * a)
+    flags = None if reset is None else reset[:, :, None]
+    # before and after the product with a: its derivatives, zero at resets, meet no NaN
+    exponents = kept(kept(dt, flags)[:, :, None] * a, None if flags is None else flags[..., None])
+    factors = jnp.exp(exponents)
     terms = (dt * x)[:, :, None] * b[..., None]
     wide = (steps, batch, len(a) * channels)
-    h = linear_recurrence(factors.reshape(wide), terms.reshape(wide), h0.reshape(wide[1:])).reshape(factors.shape)
+    h = linear_recurrence(factors.reshape(wide), terms.reshape(wide), h0.reshape(wide[1:]), reset=flags)
+    h = h.reshape(factors.shape)
     return [(c[..., None] * h).sum(2) + d * x, h[-1] if steps else h0]
 
 
 def _tangent(*operands: Any) -> list[Any]:
-    """Return the derivatives at ``operands[:7]`` along ``operands[8:]``; between them are the kept states."""
-    derivatives: list[Any] = jax.jvp(_in_jax, operands[:7], operands[8:])[1]
+    """Return the derivatives at ``operands[:7]`` along ``operands[8:15]``; between them are the kept states."""
+    function = partial(_in_jax, operands[15] if operands[15:] else None)
+    derivatives: list[Any] = jax.jvp(function, operands[:7], operands[8:15])[1]
     return derivatives
 
 
@@ -115,8 +134,9 @@ def _gradients_shape(*shapes: Shape) -> Shapes:
 
 def _run_gradients(given: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
     """The gradients at a and d are those of every sample."""
-    *operands, _, states, grad_y, grad_last = given
-    kernels.get(np).selective_scan_grad(*operands, grad_y, grad_last, states, *results)
+    x, *others, _, states, grad_y, grad_last = given[:10]
+    flags = _resets(given[10:], x)
+    kernels.get(np).selective_scan_grad(x, *others, grad_y, grad_last, states, flags, *results)
 
 
 _gradients = Operation("selective_scan_grad", _gradients_shape, _run_gradients)
@@ -126,15 +146,17 @@ _gradients = Operation("selective_scan_grad", _gradients_shape, _run_gradients)
 @derivative
 def _gradients_again(*operands: Any) -> list[Any]:
     """Return what `_gradients` does, for derivatives."""
-    x, dt, a, b, c, d, h0, _, *grads = operands
+    x, dt, a, b, c, d, h0, _, *grads = operands[:10]
+    # without resets, none of any step: mapped as they are
+    reset = jnp.broadcast_to(operands[10] if operands[10:] else False, x.shape[:2])
     each = jnp.zeros((x.shape[1], 1, 1), x.dtype)  # sums over the samples are taken by the caller
 
     def of_samples(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, h0: Any) -> list[Any]:
-        def one(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, h0: Any) -> list[Any]:
-            y, last = _in_jax(x[:, None], dt[:, None], a, b[:, None], c[:, None], d, h0[None])
+        def one(reset: Any, x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, h0: Any) -> list[Any]:
+            y, last = _in_jax(reset[:, None], x[:, None], dt[:, None], a, b[:, None], c[:, None], d, h0[None])
             return [y[:, 0], last[0]]
 
-        found: list[Any] = jax.vmap(one, (1, 1, 0, 1, 1, 0, 0), [1, 0])(x, dt, a, b, c, d, h0)
+        found: list[Any] = jax.vmap(one, (1, 1, 1, 0, 1, 1, 0, 0), [1, 0])(reset, x, dt, a, b, c, d, h0)
         return found
 
     _, back = jax.vjp(of_samples, x, dt, each + a, b, c, each[:, 0] + d, h0)
@@ -142,12 +164,12 @@ def _gradients_again(*operands: Any) -> list[Any]:
 
 
 def _tangent_transpose(grads: Any, *given: Any) -> list[Any]:
-    operands, linear = given[:8], given[8:]
+    operands, linear, reset = given[:8], given[8:15], given[15:]
     if all(type(grad) is ad.Zero for grad in grads):
-        return [None] * 8 + [ad.Zero(v.aval) for v in linear]
-    found = _gradients(*operands, *map(ad.instantiate_zeros, grads))
+        return [None] * 8 + [ad.Zero(v.aval) for v in linear] + [None] * len(reset)
+    found = _gradients(*operands, *map(ad.instantiate_zeros, grads), *reset)
     found[2], found[5] = found[2].sum(0), found[5].sum(0)
-    return [None] * 8 + found
+    return [None] * 8 + found + [None] * len(reset)
 
 
 _tangents = Tangent("selective_scan_jvp", _tangent, _tangent_transpose)
@@ -156,7 +178,7 @@ _tangents = Tangent("selective_scan_jvp", _tangent, _tangent_transpose)
 @_scan.jvp
 def _scan_jvp(primals: Any, tangents: Any) -> Any:
     y, states, last = _scan(*primals)
-    of_y, of_last = _tangents(*primals, states, *map(ad.instantiate_zeros, tangents))
+    of_y, of_last = _tangents(*primals[:7], states, *map(ad.instantiate_zeros, tangents[:7]), *primals[7:])
     return [y, states, last], [of_y, no_tangent(states), of_last]
 
 
@@ -168,7 +190,7 @@ def _one_batch_or_in_turn(operation: Any, samples: Sequence[Any], results: Seque
     """Return the rule for mapped axes: samples of one call, or one call after the other where weights are mapped."""
 
     def rule(operands: Sequence[Any], axes: Sequence[Any]) -> tuple[list[Any], list[int]]:
-        if any(place is None and axis is not None for place, axis in zip(samples, axes, strict=True)):
+        if any(place is None and axis is not None for place, axis in zip(samples, axes, strict=False)):
             moving = [k for k, axis in enumerate(axes) if axis is not None]
 
             def one(values: Sequence[Any]) -> list[Any]:
@@ -177,13 +199,13 @@ def _one_batch_or_in_turn(operation: Any, samples: Sequence[Any], results: Seque
 
             found = lax.map(one, [jnp.moveaxis(operands[k], axes[k], 0) for k in moving])
             return found, [0] * len(found)
-        at = [k for k, place in enumerate(samples) if place is not None]
+        at = [k for k in range(len(operands)) if k >= len(samples) or samples[k] is not None]
 
         def of_samples(*values: Any) -> list[Any]:
             given = dict(zip(at, values, strict=True))
             return operation(*(given.get(k, v) for k, v in enumerate(operands)))
 
-        fold = mapped(of_samples, [samples[k] for k in at], results, shared=(), whole=0)
+        fold = mapped(of_samples, [place for place in samples if place is not None], results, shared=(), whole=0)
         return fold([operands[k] for k in at], [axes[k] for k in at])
 
     return rule

@@ -513,17 +513,18 @@ class Kernels:
 
     selective_scan = kernel(
         """x (T, B, E) real; dt (T, B, E) real; a (N, E) real; b (T, B, N) real; c (T, B, N) real; d (E) real;
-        h0 (B, N, E) real; y (T, B, E) real written; states (Kept, B, N, E) real written""",
+        h0 (B, N, E) real; reset (T, B) bool?; y (T, B, E) real written; states (Kept, B, N, E) real written""",
         """``h[t] = exp(dt[t] a) h[t-1] + dt[t] b[t] x[t]``, h[-1] = h0, and ``y[t] = Σ_n c[t, n] h[t, n] + d x[t]``.
 
-        states: h before the steps 0, `CHUNK`, 2 `CHUNK`, …, and after the last step.""",
+        states: h before the steps 0, `CHUNK`, 2 `CHUNK`, …, and after the last step. Where `reset` is true, the state
+        before a step, and its factor, are zero, whatever they were.""",
         "check_states(Kept, T)",
     )
     selective_scan_grad = kernel(
         """x (T, B, E) real; dt (T, B, E) real; a (N, E) real; b (T, B, N) real; c (T, B, N) real; d (E) real;
-        gy (T, B, E) real; gh (B, N, E) real; states (Kept, B, N, E) real; gx (T, B, E) real written;
-        gdt (T, B, E) real written; ga (B, N, E) real written; gb (T, B, N) real written; gc (T, B, N) real written;
-        gd (B, E) real written; gh0 (B, N, E) real written""",
+        gy (T, B, E) real; gh (B, N, E) real; states (Kept, B, N, E) real; reset (T, B) bool?;
+        gx (T, B, E) real written; gdt (T, B, E) real written; ga (B, N, E) real written; gb (T, B, N) real written;
+        gc (T, B, N) real written; gd (B, E) real written; gh0 (B, N, E) real written""",
         """The gradients of `selective_scan`, for gy at y and gh at the last state; of a and d those of each sample.
 
         Each chunk of steps runs forward again from its state; no other state is stored.""",

@@ -13,6 +13,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import NamedTuple
 
+import numpy as np
+
 from sparsebp import kernels
 from sparsebp.core import backend, host_pool
 from sparsebp.core.check import Array
@@ -57,8 +59,9 @@ class SelectiveScanGrads(NamedTuple):
 
 
 def selective_scan(
-    x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None = None, h0: Array | None = None
-) -> SelectiveScan:
+    x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None = None, h0: Array | None = None, *,
+    reset: Array | None = None,
+) -> SelectiveScan:  # fmt: skip
     """Return y with ``h[t] = exp(dt[t] a) h[t-1] + dt[t] b[t] x[t]`` and ``y[t] = Σ_n c[t, n] h[t, n] + d x[t]``.
 
     Parameters
@@ -75,6 +78,9 @@ def selective_scan(
         The skip connection's weights (E,); None for none.
     h0
         The state before the first step (B, E, N); None for zeros.
+    reset
+        Booleans (T, B), or (T,) for all samples: where one is true, the states before that step are cleared, also of
+        NaN and infinity, and ``h[t] = dt[t] b[t] x[t]``. So episodes and packed sequences do not reach into each other.
 
     Returns
     -------
@@ -93,23 +99,23 @@ def selective_scan(
     >>> sb.selective_scan(ones, ones, np.zeros((1, 1)), ones, ones).y.ravel()  # a = 0: sums
     array([1., 2., 3.])
     """
-    xp = _check(x, dt, a, b, c, d, h0=h0)
+    xp, flags = _check(x, dt, a, b, c, d, reset, h0=h0)
     steps, batch, channels = x.shape
     y = host_pool.empty(xp, x.shape, x.dtype)
     states = host_pool.empty(xp, (kept_states(steps), batch, a.shape[1], channels), x.dtype)
-    kernels.get(xp).selective_scan(*_operands(x, dt, a, b, c, d), _states_first(xp, h0, states), y, states)
+    kernels.get(xp).selective_scan(*_operands(x, dt, a, b, c, d), _states_first(xp, h0, states), flags, y, states)
     return SelectiveScan(y, states)
 
 
 def selective_scan_vjp(
     x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None, states: Array, grad_y: Array,
-    grad_h_n: Array | None = None,
+    grad_h_n: Array | None = None, *, reset: Array | None = None,
 ) -> SelectiveScanGrads:  # fmt: skip
     """Return the gradients at the arguments of `selective_scan`, from those at y and at the last state.
 
     Parameters
     ----------
-    x, dt, a, b, c, d
+    x, dt, a, b, c, d, reset
         As they were passed to `selective_scan`.
     states
         What it returned.
@@ -128,27 +134,39 @@ def selective_scan_vjp(
     DeviceError, DTypeError, ShapeError
         As `selective_scan`.
     """
-    xp = _check(x, dt, a, b, c, d, states=states, grad_y=grad_y, grad_h_n=grad_h_n)
+    xp, flags = _check(x, dt, a, b, c, d, reset, states=states, grad_y=grad_y, grad_h_n=grad_h_n)
     _, batch, channels = x.shape
     gx, gdt = (host_pool.empty(xp, x.shape, x.dtype) for _ in range(2))
     ga, gd = xp.empty((batch, a.shape[1], channels), x.dtype), xp.empty((batch, channels), x.dtype)
     gb, gc = (host_pool.empty(xp, b.shape, x.dtype) for _ in range(2))
     gh, gh0 = _states_first(xp, grad_h_n, states), xp.empty(states.shape[1:], x.dtype)
     given = *_operands(x, dt, a, b, c, d), _contiguous(grad_y), gh, _contiguous(states)
-    kernels.get(xp).selective_scan_grad(*given, gx, gdt, ga, gb, gc, gd, gh0)
+    kernels.get(xp).selective_scan_grad(*given, flags, gx, gdt, ga, gb, gc, gd, gh0)
     return SelectiveScanGrads(
         gx, gdt, _contiguous(ga.sum(axis=0).T), gb, gc, None if d is None else gd.sum(axis=0),
         _contiguous(gh0.swapaxes(1, 2)),
     )  # fmt: skip
 
 
-def _check(x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None, **others: Array | None) -> ModuleType:
-    """Check all arrays against x and a; return their namespace."""
-    xp = backend.namespace(**backend.given(x=x, dt=dt, a=a, b=b, c=c, d=d, **others))
+def _check(
+    x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array | None, reset: Array | None, **others: Array | None
+) -> tuple[ModuleType, Array | None]:
+    """Check all arrays against x and a; return their namespace, and the resets as the kernels take them."""
+    xp = backend.namespace(**backend.given(x=x, dt=dt, a=a, b=b, c=c, d=d, reset=reset, **others))
     dtype, shapes = backend.float_dtype(x.dtype), shapes_of(x.shape, a.shape)
     for name, array in backend.given(x=x, a=a, dt=dt, b=b, c=c, d=d, **others).items():
         backend.check_array(name, array, dtype=dtype, shape=shapes[name], contiguous=False)
-    return xp
+    if reset is None:
+        return xp, None
+    backend.check_array("reset", reset, dtype=np.bool_, contiguous=False)
+    check_reset_shape(reset.shape, x.shape)
+    return xp, _contiguous(xp.broadcast_to(reset[:, None] if reset.ndim == 1 else reset, x.shape[:2]))
+
+
+def check_reset_shape(reset: tuple[int, ...], x: tuple[int, ...]) -> None:
+    """Check that resets are of each sample of x (T, B, E), or of all samples."""
+    if reset not in (x[:1], x[:2]):
+        raise ShapeError("reset has the wrong shape", expected=f"{x[:2]}, or {x[:1]} for all samples", got=reset)
 
 
 def shapes_of(x: tuple[int, ...], a: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

@@ -97,7 +97,11 @@ def linear_recurrence(
     [0.125, 0.25, 0.5, 1.0]
     """
     wide_a, wide_b, start, at = _checked(a, b, h0, dim)
-    given = {"a": wide_a, "b": wide_b} | ({} if reset is None else {"reset": _checked_reset(reset, b)})
+    given = {"a": wide_a, "b": wide_b}
+    if reset is not None:
+        check_flags(reset, b)
+        _check_broadcasts("reset", reset, b)
+        given["reset"] = reset
     full = {name: x.reshape((1,) * (b.dim() - x.dim()) + x.shape).movedim(at, 0) for name, x in given.items()}
     steps_of, shape = None if lengths is None else lengths_of(lengths, full["b"]), full["b"].shape
     # a single axis is time; the second of two is samples if they have lengths, and else units
@@ -133,16 +137,14 @@ def _check_broadcasts(name: str, x: Tensor, b: Tensor) -> None:
                          got=tuple(x.shape))  # fmt: skip
 
 
-def _checked_reset(reset: Any, b: Tensor) -> Tensor:
-    """Return resets after checking them."""
+def check_flags(reset: Any, b: Tensor) -> None:
+    """Check that resets are booleans where b is."""
     if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
         raise DTypeError("reset has the wrong dtype", expected="a tensor of torch.bool",
                          got=reset.dtype if isinstance(reset, Tensor) else type(reset).__name__)  # fmt: skip
     if reset.layout != torch.strided or reset.device != b.device:
         raise DeviceError("reset is elsewhere", expected=f"a dense tensor on {b.device}",
                           got=f"{reset.layout} on {reset.device}")  # fmt: skip
-    _check_broadcasts("reset", reset, b)
-    return reset
 
 
 def _widened(tensor: Tensor, to_complex: bool) -> Tensor:
@@ -295,7 +297,7 @@ class Recurrence(torch.autograd.Function):
             terms = torch.zeros_like(h) if db is None else db
             if da is not None:
                 da = da if lengths is None else torch.where(within(lengths, h), da, 0)
-                terms = terms + _kept(da, reset) * before(h, h0, lengths, ctx.reverse, reset)
+                terms = terms + kept(da, reset) * before(h, h0, lengths, ctx.reverse, reset)
             return run(a, terms, dh0, lengths, ctx.reverse, reset)
 
     @staticmethod
@@ -334,15 +336,15 @@ def before(h: Tensor, h0: Tensor | None, lengths: Tensor | None, reverse: bool, 
     if len(h) == 0:
         return h
     start = torch.zeros_like(h[:1]) if h0 is None else h0[None]
-    found = _kept(torch.cat([h[1:], start] if reverse else [start, h[:-1]]), reset)
+    found = kept(torch.cat([h[1:], start] if reverse else [start, h[:-1]]), reset)
     if lengths is None:
         return found
     if not reverse:
         return torch.where(within(lengths, h), found, 0)
-    return torch.where(within(lengths - 1, h), found, torch.where(within(lengths, h), _kept(start, reset), 0))
+    return torch.where(within(lengths - 1, h), found, torch.where(within(lengths, h), kept(start, reset), 0))
 
 
-def _kept(x: Tensor, reset: Tensor | None) -> Tensor:
+def kept(x: Tensor, reset: Tensor | None) -> Tensor:
     """Return x with 0 at resets."""
     return x if reset is None else torch.where(reset, 0, x)
 
@@ -366,13 +368,13 @@ def gradients(
     g = run(after, grad_h, start, lengths, not reverse, None if reset is None else _of_step_after(reset, reverse))
     at_a = None
     if h is not None:
-        at_a = (_kept(g, reset) * before(h, h0, lengths, reverse, reset).conj()).sum_to_size(a.shape)
+        at_a = (kept(g, reset) * before(h, h0, lengths, reverse, reset).conj()).sum_to_size(a.shape)
     if h0 is None or len(g) == 0:
         return at_a, g, start
     if lengths is None:
         first = -1 if reverse else 0
         at = None if reset is None else reset[first]
-        return at_a, g, _kept(a[first].conj(), at) * _kept(g[first], at)
+        return at_a, g, kept(a[first].conj(), at) * kept(g[first], at)
     firsts = (lengths - 1 if reverse else torch.zeros_like(lengths)).clamp_min(0)
     passes = (lengths > 0)[:, None] if reset is None else (lengths > 0)[:, None] & ~at_steps(reset, firsts, g)
     factors, arriving = (torch.where(passes, at_steps(x, firsts, g), 0) for x in (a.conj(), g))

@@ -7,6 +7,7 @@ function in terms of `linear_recurrence`, with all states in memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from sparsebp.core.errors import ShapeError
 from sparsebp.kernels.spec import kept_states
 from sparsebp.scan import selective_scan as scan_of_arrays
 from sparsebp.scan import selective_scan_vjp
-from sparsebp.scan.selective import shapes_of
+from sparsebp.scan.selective import check_reset_shape, shapes_of
 from sparsebp.torch import recurrences
 from sparsebp.torch.modules import autocasts
 from sparsebp.torch.ops import (
@@ -38,7 +39,9 @@ from sparsebp.torch.recurrences import (
     Lengths,
     array_of_lengths,
     check_alike,
+    check_flags,
     folded,
+    kept,
     lengths_of,
     samples_of,
     within,
@@ -49,7 +52,7 @@ __all__ = ["selective_scan"]
 
 def selective_scan(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None = None, h0: Tensor | None = None, *,
-    reverse: bool = False, lengths: Lengths | None = None,
+    reverse: bool = False, lengths: Lengths | None = None, reset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return y with ``h[t] = exp(dt[t] a) h[t-1] + dt[t] b[t] x[t]`` and ``y[t] = Σ_n c[t, n] h[t, n] + d x[t]``.
 
@@ -75,6 +78,9 @@ def selective_scan(
     lengths
         Valid steps of each sample (B,), from 0 to T; beyond them nothing is read and y is zero, and `reverse` begins at
         a sample's last step. None: all have T.
+    reset
+        Booleans (T, B), or (T,) for all samples: where one is true, the states before that step are cleared, also of
+        NaN and infinity, and ``h[t] = dt[t] b[t] x[t]``. No gradient passes through it.
 
     Returns
     -------
@@ -87,7 +93,7 @@ def selective_scan(
     ------
     DTypeError
         A tensor is not real and floating-point, or has another dtype than x. float16 and bfloat16 are computed in
-        float32, and the results have their dtype; under autocast they are float32.
+        float32, and the results have their dtype; under autocast they are float32. Or `reset` is not boolean.
     DeviceError
         A tensor is sparse, or they are on different devices.
     ShapeError, OptionError
@@ -112,16 +118,22 @@ def selective_scan(
     x, dt, a, b, c = (tensor.float() if tensor.dtype in HALVES else tensor for tensor in (x, dt, a, b, c))
     d, h0 = (given[name].to(x.dtype) if name in given else x.new_zeros(shapes[name]) for name in ("d", "h0"))
     n = steps = None
+    if reset is not None:
+        check_flags(reset, x)
+        check_reset_shape(tuple(reset.shape), tuple(x.shape))
+        reset = (reset[:, None] if reset.dim() == 1 else reset).expand(x.shape[:2])
     if lengths is not None:
         # where dt is 0, the state stays as it is
         n = lengths_of(lengths, x)
         valid = within(n, x)
         x, dt, b, c = (torch.where(valid, tensor, 0) for tensor in (x, dt, b, c))
+        reset = None if reset is None else reset & valid[:, :, 0]
         time = torch.arange(len(x), device=x.device)[:, None]
         steps = torch.where(valid[:, :, 0], (n - 1).clamp_max(len(x) - 1) - time, time) if reverse else None
     if reverse:
         x, dt, b, c = (_reversed(tensor, steps) for tensor in (x, dt, b, c))
-    y, h_n, _ = run(x, dt, a, b, c, d, h0, n)
+        reset = None if reset is None else _reversed(reset[:, :, None], steps)[:, :, 0]
+    y, h_n, _ = run(x, dt, a, b, c, d, h0, n, reset)
     y = _reversed(y, steps) if reverse else y
     if lengths is not None:
         y = torch.where(valid, y, 0)
@@ -136,10 +148,12 @@ def _reversed(x: Tensor, steps: Tensor | None) -> Tensor:
 # ---- the operators ---------------------------------------------------------------------------------------------------
 
 _INPUTS = "Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor d, Tensor h0"
-torch.library.define("sparsebp::selective_scan", f"({_INPUTS}, Tensor? lengths) -> (Tensor, Tensor, Tensor)")
+torch.library.define(
+    "sparsebp::selective_scan", f"({_INPUTS}, Tensor? lengths, Tensor? reset) -> (Tensor, Tensor, Tensor)"
+)
 torch.library.define(
     "sparsebp::selective_scan_vjp",
-    f"({_INPUTS}, Tensor states, Tensor grad_y, Tensor grad_h_n) -> "
+    f"({_INPUTS}, Tensor states, Tensor grad_y, Tensor grad_h_n, Tensor? reset) -> "
     "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 scan = torch.ops.sparsebp.selective_scan.default
@@ -148,11 +162,11 @@ scan_vjp = torch.ops.sparsebp.selective_scan_vjp.default
 
 def _compute(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, the last state, and the states that the way back begins with; lengths are checked alone."""
-    *operands, lengths = inputs
+    *operands, lengths, reset = inputs
     with on_its_stream(operands[0]):
         arrays = [*map(to_array, operands)]
         array_of_lengths(lengths, arrays[0])
-        found = scan_of_arrays(*arrays)
+        found = scan_of_arrays(*arrays, reset=_array(reset))
         return to_tensor(found.y), to_tensor(found.h_n.copy()), to_tensor(found.states)
 
 
@@ -160,11 +174,15 @@ torch.library.impl("sparsebp::selective_scan", ("cpu", "cuda"), _compute)
 
 
 @torch.library.impl("sparsebp::selective_scan_vjp", ("cpu", "cuda"))
-def _compute_vjp(*inputs: Tensor) -> tuple[Tensor, ...]:
-    *operands, _, states, grad_y, grad_h_n = inputs
+def _compute_vjp(*inputs: Any) -> tuple[Tensor, ...]:
+    *operands, _, states, grad_y, grad_h_n, reset = inputs
     with on_its_stream(grad_y):
-        found = selective_scan_vjp(*map(to_array, (*operands, states, grad_y, grad_h_n)))
-        return tuple(to_tensor(grad) for grad in found)
+        arrays = map(to_array, (*operands, states, grad_y, grad_h_n))
+        return tuple(to_tensor(grad) for grad in selective_scan_vjp(*arrays, reset=_array(reset)))
+
+
+def _array(reset: Tensor | None) -> Any:
+    return None if reset is None else to_array(reset)
 
 
 @torch.library.register_fake("sparsebp::selective_scan")
@@ -175,7 +193,7 @@ def _shapes(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @torch.library.register_fake("sparsebp::selective_scan_vjp")
-def _shapes_of_vjp(*inputs: Tensor) -> tuple[Tensor, ...]:
+def _shapes_of_vjp(*inputs: Any) -> tuple[Tensor, ...]:
     return tuple(tensor.new_empty(tensor.shape) for tensor in inputs[:7])
 
 
@@ -188,12 +206,15 @@ def run(*inputs: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _by_recurrence(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, h0: Tensor
+    reset: Tensor | None, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, h0: Tensor
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return y and the last state, with all states in memory."""
-    factors = torch.exp(dt[..., None] * a)
+    flags = None if reset is None else reset[:, :, None]
+    # before and after the product with a: its derivatives, zero at resets, meet no NaN
+    exponents = kept(kept(dt, flags)[..., None] * a, None if flags is None else flags[..., None])
     terms = (dt * x)[..., None] * b[:, :, None]
-    h = recurrences.run(factors.flatten(2), terms.flatten(2), h0.flatten(1), None, False).unflatten(2, a.shape)
+    wide = torch.exp(exponents).flatten(2), terms.flatten(2), h0.flatten(1)
+    h = recurrences.run(*wide, None, False, flags).unflatten(2, a.shape)
     return (h @ c[..., None])[..., 0] + d * x, h[-1] if len(x) else h0
 
 
@@ -205,28 +226,31 @@ class SelectiveScan(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(output[2])
-        ctx.save_for_backward(*inputs[:7], output[2])
-        ctx.save_for_forward(*inputs[:7], output[2])
+        ctx.save_for_backward(*inputs[:7], output[2], inputs[8])
+        ctx.save_for_forward(*inputs[:7], inputs[8])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> MAY_BE_NONE:
+        *saved, reset = ctx.saved_tensors
         if is_differentiated():
-            return *gradients(_by_recurrence, ctx.saved_tensors[:7], grads[:2]), None
+            return *gradients(partial(_by_recurrence, reset), tuple(saved[:7]), grads[:2]), None, None
         with torch._C._AutoDispatchBelowAutograd():
-            found: tuple[Tensor, ...] = scan_vjp(*ctx.saved_tensors, *grads[:2])
-        return *(grad if needed else None for grad, needed in zip(found, ctx.needs_input_grad, strict=False)), None
+            found: tuple[Tensor, ...] = scan_vjp(*saved, *grads[:2], reset)
+        needed = zip(found, ctx.needs_input_grad, strict=False)
+        return *(grad if needs else None for grad, needs in needed), None, None
 
     @staticmethod
     def jvp(ctx: Any, *along: Tensor | None) -> MAY_BE_NONE:
-        with primals(ctx.saved_tensors[:7]) as inputs:
-            return *tangents(_by_recurrence, tuple(inputs), along[:7]), None
+        with primals(ctx.saved_tensors) as inputs:
+            *operands, reset = inputs
+            return *tangents(partial(_by_recurrence, reset), tuple(operands), along[:7]), None
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[int | None], *inputs: Any) -> Any:
         """Take the mapped axis as more samples; where rates or skip weights are mapped, one call follows the other."""
         if in_dims[2] is not None or in_dims[5] is not None:
             return one_by_one(run, info.batch_size, in_dims, inputs)
-        sizes, at = (info.batch_size, samples_of(inputs[0], in_dims[0])), (1, 1, None, 1, 1, None, 0, 0)
+        sizes, at = (info.batch_size, samples_of(inputs[0], in_dims[0])), (1, 1, None, 1, 1, None, 0, 0, 1)
         wide = [i if place is None or i is None else folded(i, dim, place, sizes)
                 for i, dim, place in zip(inputs, in_dims, at, strict=True)]  # fmt: skip
         y, h_n, states = run(*wide)

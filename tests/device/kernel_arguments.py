@@ -424,7 +424,8 @@ class Maker:
         """Over two chunks of steps; states for one, two or four lanes of a device's kernel, and for two passes."""
         steps, order = 37, 3 if self.batch == 3 else 35 if self.hidden == 37 else 11
         given = {"dt": self.gate(steps, self.batch, self.hidden), "a": -self.gate(order, self.hidden)}
-        return given | {"T": steps, "E": self.hidden, "N": order, "Kept": 3}
+        reset = None if self.shared else self.rng.random((steps, self.batch)) < 0.1
+        return given | {"reset": reset, "T": steps, "E": self.hidden, "N": order, "Kept": 3}
 
     selective_scan_grad = selective_scan
 

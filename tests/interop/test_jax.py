@@ -292,39 +292,43 @@ def test_mapped_lengths():
     np.testing.assert_allclose(found, np.stack([scanned(a, b, h0, of) for of in lengths]), rtol=1e-12)
 
 
-def scanned_selectively(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, h0: Any) -> Any:
+def scanned_selectively(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, h0: Any, reset: Any) -> Any:
     def step(h: Any, at: Any) -> Any:
-        x, dt, b, c = at
-        h = jnp.exp(dt[..., None] * a) * h + (dt * x)[..., None] * b[:, None]
+        x, dt, b, c, reset = at
+        h = jnp.where(reset[..., None, None], 0, jnp.exp(dt[..., None] * a) * h) + (dt * x)[..., None] * b[:, None]
         return h, (h * c[:, None]).sum(-1) + d * x
 
-    h, y = jax.lax.scan(step, h0, (x, dt, b, c))
+    h, y = jax.lax.scan(step, h0, (x, dt, b, c, reset))
     return y, h
 
 
 @pytest.mark.parametrize(
-    ("sizes", "axes", "dtype"),
-    [((7, 2, 3, 2), None, "float32"), ((33, 1, 1, 1), None, "float64"), ((0, 2, 3, 1), None, "float64"),
-     ((3, 2, 5, 2), (0, None, None, 1, None, None, 0), "float64"),
-     ((3, 2, 5, 2), (None, 3, 0, None, None, 1, None), "float32")],
+    ("sizes", "axes", "resets", "dtype"),
+    [((7, 2, 3, 2), None, 2, "float32"), ((33, 1, 1, 1), None, 1, "float64"), ((0, 2, 3, 1), None, 1, "float64"),
+     ((3, 2, 5, 2), (0, None, None, 1, None, None, 0, None), 1, "float64"),
+     ((3, 2, 5, 2), (None, 3, 0, None, None, 1, None, 0), 2, "float32")],
     ids=str,
 )  # fmt: skip
-def test_selective_scans(sizes, axes, dtype):
+def test_selective_scans(sizes, axes, resets, dtype):
+    """With resets of all samples (T,), or of each (T, B)."""
     steps, batch, channels, order = sizes
     wide, narrow = (steps, batch, channels), (steps, batch, order)
     shapes = wide, wide, (channels, order), narrow, narrow, (channels,), (batch, channels, order)
     operands = [(normal(*shape) / 2).astype(dtype) for shape in shapes]
     operands[1:3] = jnp.abs(operands[1]), -jnp.abs(operands[2])
-    functions = sj.selective_scan, scanned_selectively
+    functions = (lambda *v: sj.selective_scan(*v[:7], reset=v[7])), scanned_selectively
+    reset = normal(steps, batch)[(slice(None), 0)[: 3 - resets]] > 0.5
     if axes is not None:
         operands = [
-            v if axis is None else jnp.stack([v, 0.5 * v], axis) for v, axis in zip(operands, axes, strict=True)
+            v if axis is None else jnp.stack([v, 0.5 * v], axis) for v, axis in zip(operands, axes[:7], strict=True)
         ]
+        reset = reset if axes[7] is None else jnp.stack([reset, ~reset])
         functions = [jax.vmap(f, axes) for f in functions]
-    assert_same_derivatives(*functions, *operands)
+    assert_same_derivatives(*(lambda *v, f=f: f(*v, reset) for f in functions), *operands)
     if axes is None:
         y, last = sj.selective_scan(*operands[:5])
-        expected = scanned_selectively(*operands[:5], jnp.zeros(channels), jnp.zeros((batch, channels, order)))
+        none = jnp.zeros(channels), jnp.zeros((batch, channels, order)), jnp.zeros(steps, bool)
+        expected = scanned_selectively(*operands[:5], *none)
         np.testing.assert_allclose(y, expected[0], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(last, expected[1], rtol=1e-4, atol=1e-5)
 
@@ -507,6 +511,7 @@ def test_refusals():
         (ShapeError, lambda: sj.selective_scan(a, terms, h0.T, a, a[:3])),
         (ShapeError, lambda: sj.selective_scan(a, terms, h0, a, a)),
         (DTypeError, lambda: sj.selective_scan(a, terms, h0.T.astype(np.float32), a, a)),
+        (ShapeError, lambda: sj.selective_scan(a, a, a[0].T, a, a, reset=a > 0)),
     ]
     for error, call in wrong:
         with pytest.raises(error, match="Expected"):

@@ -52,7 +52,7 @@ def everything() -> list[jax.Array]:
     calls = [
         (lambda a, b: sj.linear_recurrence(a, b, lengths=LENGTHS, reset=B > 1), (A, B)),
         (lambda a, b: sj.linear_recurrence(a, b, reverse=True), (A[:1] * 1j, B * 1j)),
-        (lambda *v: sj.selective_scan(*v)[0], scans),
+        (lambda *v: sj.selective_scan(*v, reset=np.arange(len(v[0])) == 1)[0], scans),
         (lambda v, w: sj.product(product, v, w), (values, values)),
         (lambda v, b: sj.solve(plan, v, b), (values, values[:3])),
     ]

@@ -141,6 +141,6 @@ def test_kept_states_of_another_number_of_steps_are_refused(backend):
     x, a, b, d = (backend.zeros(shape, np.float32) for shape in ((33, 2, 5), (3, 5), (33, 2, 3), (5,)))
     y, gd, ga, states = (backend.zeros(shape, np.float32) for shape in (x.shape, (2, 5), (2, 3, 5), (2, 2, 3, 5)))
     with pytest.raises(ShapeError, match="states"):
-        backend.kernels.selective_scan(x, x, a, b, b, d, ga, y, states)
+        backend.kernels.selective_scan(x, x, a, b, b, d, ga, None, y, states)
     with pytest.raises(ShapeError, match="states"):
-        backend.kernels.selective_scan_grad(x, x, a, b, b, d, x, ga, states, y, y, ga, b, b, gd, ga)
+        backend.kernels.selective_scan_grad(x, x, a, b, b, d, x, ga, states, None, y, y, ga, b, b, gd, ga)

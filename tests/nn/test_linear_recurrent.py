@@ -75,7 +75,7 @@ def lru(layer, params, x, h0, lengths):
     h = torch.stack(states)
     valid = torch.arange(len(x))[:, None, None] < torch.tensor(lengths)[:, None]
     y = torch.where(valid, (h @ c.T).real + p["D"] * x, 0.0)
-    return y, torch.stack([h[n - 1, s] for s, n in enumerate(lengths)])[None]
+    return y, torch.stack([h[n - 1, s] if n else h0[0, s] for s, n in enumerate(lengths)])[None]
 
 
 def run_torch(layer, x, h0, lengths, gy, grad_h_n):
@@ -113,7 +113,7 @@ def random_case(layer, steps, batch, rng, with_lengths=False, there=(0, 1)):
         return parts[0] + 1j * parts[1] if isinstance(layer, nn.LRU) else parts[0]
 
     gradients = rng.standard_normal((*lead, width)).astype(real), states()
-    lengths = rng.integers(1, steps + 1, batch) if with_lengths else None
+    lengths = rng.integers(type(layer) is not nn.LRU, steps + 1, batch) if with_lengths else None
     return (rng.standard_normal((*lead, layer.input_size)).astype(real), states(), lengths,
             *(g if number in there else None for number, g in enumerate(gradients)))  # fmt: skip
 
@@ -422,7 +422,7 @@ X, STATE = np.ones((4, 2, 3), np.float32), np.ones((1, 2, 5), np.complex64)
     (DTypeError, "h0", lambda: nn.LRU(3, 5).forward(X, STATE.real.copy())),
     (ShapeError, "h0", lambda: nn.LRU(3, 5).forward(X, STATE[:, :1])),
     (DTypeError, "x", lambda: nn.MinGRU(3, 5).forward(X.astype(int))),
-    (OptionError, "lengths", lambda: nn.LRU(3, 5).forward(X, lengths=[0, 4])),
+    (OptionError, "lengths", lambda: nn.LRU(3, 5).forward(X, lengths=[-1, 4])),
     (OptionError, "No gradient", lambda: nn.LRU(3, 5).gradients(None, nn.LRU(3, 5).forward(X)[1])),
     (ShapeError, "gy", lambda: nn.LRU(3, 5).gradients(X[:1], nn.LRU(3, 5).forward(X)[1])),
     (DTypeError, "grad_h_n", lambda: nn.LRU(3, 5).gradients(X, nn.LRU(3, 5).forward(X)[1], STATE.real.copy())),

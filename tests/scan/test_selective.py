@@ -14,16 +14,17 @@ from strategies import normal, reals, seeds, sizes, tolerance
 from thread_counts import assert_same_for_any_number_of_threads
 
 
-def selective_scan_ref(u, delta, A, B, C, D, x):
+def selective_scan_ref(u, delta, A, B, C, D, x, reset):
     """Mamba's `selective_scan_ref` (mamba_ssm/ops/selective_scan_interface.py), for B and C that depend on the input.
 
-    u, delta: (B, D, L); A: (D, N); B, C: (B, N, L); D: (D,); x: the first state (B, D, N), there zeros.
+    u, delta: (B, D, L); A: (D, N); B, C: (B, N, L); D: (D,); x: the first state (B, D, N), there zeros; reset: (B, L),
+    there none.
     """
     ys = []
     delta_a = torch.exp(torch.einsum("bdl,dn->bdln", delta, A))
     delta_b_u = torch.einsum("bdl,bnl,bdl->bdln", delta, B, u)
     for i in range(u.shape[2]):
-        x = delta_a[:, :, i] * x + delta_b_u[:, :, i]
+        x = torch.where(reset[:, i, None, None], 0, delta_a[:, :, i] * x) + delta_b_u[:, :, i]
         ys.append(torch.einsum("bdn,bn->bd", x, C[:, :, i]))
     y = torch.stack(ys, dim=2) if ys else torch.zeros_like(u)
     return y + u * D[:, None], x
@@ -42,19 +43,23 @@ def arguments(seed, steps, batch, channels, order, dtype):
 
 @given(
     steps=sizes(0, 70), batch=sizes(0, 5), channels=sizes(0, 70), order=sizes(0, 17), with_d=st.booleans(),
-    with_state=st.booleans(), dtype=reals, seed=seeds,
+    with_state=st.booleans(), resets=st.sampled_from([None, "of each sample", "of all"]), dtype=reals, seed=seeds,
 )  # fmt: skip
-def test_selective_scan_and_its_gradients(backend, steps, batch, channels, order, with_d, with_state, dtype, seed):
+def test_selective_scan_and_its_gradients(
+    backend, steps, batch, channels, order, with_d, with_state, resets, dtype, seed
+):  # fmt: skip
     *arrays, grad_y = arguments(seed, steps, batch, channels, order, dtype)
     for array in arrays:
         array.flags.writeable = False
     h0, grad_h = normal(np.random.default_rng(seed + 1), (2, batch, channels, order), dtype)
+    flags = np.random.default_rng(seed + 2).random((steps, batch) if resets == "of each sample" else steps) < 0.1
     given_ones = [backend.array(array) for array in arrays[:5]] + [backend.array(arrays[5]) if with_d else None]
     with backend.in_use():
-        found = sb.selective_scan(*given_ones, backend.array(h0) if with_state else None)
+        reset = backend.array(flags) if resets else None
+        found = sb.selective_scan(*given_ones, backend.array(h0) if with_state else None, reset=reset)
         y, states = found
         last = backend.array(grad_h) if with_state else None
-        grads = sb.selective_scan_vjp(*given_ones, states, backend.array(grad_y), last)
+        grads = sb.selective_scan_vjp(*given_ones, states, backend.array(grad_y), last, reset=reset)
     if not with_state:
         h0, grad_h = np.zeros_like(h0), np.zeros_like(grad_h)
     wide = [torch.from_numpy(np.array(array)).double().requires_grad_() for array in (*arrays, h0)]
@@ -62,7 +67,8 @@ def test_selective_scan_and_its_gradients(backend, steps, batch, channels, order
         wide[5] = torch.zeros(channels, dtype=torch.float64, requires_grad=True)
     x, dt, a, b, c, d, start = wide
     turned = (v.permute(1, 2, 0) for v in (x, dt, b, c))
-    want, end = selective_scan_ref(next(turned), next(turned), a, *turned, d, start)
+    flags = flags & bool(resets) & np.ones((batch, steps), bool) if flags.ndim == 1 else flags.T
+    want, end = selective_scan_ref(next(turned), next(turned), a, *turned, d, start, torch.from_numpy(flags))
     loss = (want.permute(2, 0, 1) * torch.from_numpy(grad_y).double()).sum() + 0 * sum(v.sum() for v in wide)
     loss += (end * torch.from_numpy(grad_h)).sum()
     loss.backward()
@@ -125,6 +131,36 @@ def test_infinite_weights_stay_in_their_place(backend, place):
         assert not np.isnan(backend.numpy(grad)).any()
 
 
+def test_a_reset_lets_nothing_pass(backend):
+    """No NaN, neither on nor back, and no infinite factor: both sides of a reset are as if they were alone."""
+    *arrays, grad_y = arguments(0, 70, 2, 37, 9, np.dtype(np.float32))
+    arrays[1][41], arrays[2][:, 1] = 1000, 1  # exp(dt a) is infinite at the reset, and in the second states only there
+    arrays[1][42:] = 0.01
+    reset = np.arange(70) == 41
+
+    def run(*steps, bad=slice(0), bad_grads=slice(0)):
+        part = slice(*steps)
+        x, dt, a, b, c, d = (array[part].copy() if n in (0, 1, 3, 4) else array for n, array in enumerate(arrays))
+        gy = grad_y[part].copy()
+        x[bad] = dt[bad] = b[bad] = gy[bad_grads] = np.nan
+        h0 = np.full((2, 37, 9), np.nan if bad.stop else 0, np.float32)
+        with backend.in_use():
+            given_ones, flags = [backend.array(array) for array in (x, dt, a, b, c, d)], backend.array(reset[part])
+            y, states = sb.selective_scan(*given_ones, backend.array(h0), reset=flags)
+            grads = sb.selective_scan_vjp(*given_ones, states, backend.array(gy), reset=flags)
+        return {"y": backend.numpy(y)} | {name: backend.numpy(grad) for name, grad in grads._asdict().items()}
+
+    before, after = run(41), run(41, 70)
+    of_bad, of_bad_grads = run(0, 70, bad=slice(0, 41)), run(0, 70, bad_grads=slice(41, 70))
+    assert np.isfinite(after["y"]).all()
+    assert not after["h0"].any()
+    for name in ("y", "x", "dt", "b", "c"):
+        np.testing.assert_allclose(of_bad[name][41:], after[name], rtol=1e-5, atol=1e-5)
+        if name != "y":
+            np.testing.assert_allclose(of_bad_grads[name][:41], before[name], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(of_bad_grads["h0"], before["h0"], rtol=1e-5, atol=1e-5)
+
+
 def test_any_layout_and_any_number_of_threads():
     *arrays, grad_y = arguments(0, 97, 3, 401, 5, np.dtype(np.float32))
     views = [np.asfortranarray(array) for array in arrays[:5]] + [np.repeat(arrays[5], 2)[::2]]
@@ -155,6 +191,14 @@ def test_wrong_arguments_are_refused():
         for error, wrong in ((ShapeError, array[None]), (DTypeError, array.astype(np.float16)), (DTypeError, [1.0])):
             with pytest.raises(error):
                 sb.selective_scan_vjp(**{**right, name: wrong})
+    for error, wrong in (
+        (ShapeError, np.zeros(2, bool)),
+        (ShapeError, np.zeros((4, 1), bool)),
+        (DTypeError, np.ones(4)),
+    ):
+        with pytest.raises(error, match="reset"):
+            sb.selective_scan(*arrays, reset=wrong)
+    for name, array in right.items():
         if name in names[:6]:
             with pytest.raises(ShapeError):
                 sb.selective_scan(**{**dict(list(right.items())[:6]), name: np.concatenate([array, array[:1]])})

@@ -31,10 +31,11 @@ def case(steps: int, batch: int, channels: int, order: int, seed: int = 0) -> li
 
 @given(
     steps=sizes(0, 70), batch=sizes(0, 4), channels=sizes(1, 5), order=sizes(1, 4), reverse=hs.booleans(),
-    with_lengths=hs.booleans(), with_h0=hs.booleans(), with_d=hs.booleans(), seed=seeds,
+    with_lengths=hs.booleans(), with_h0=hs.booleans(), with_d=hs.booleans(), resets=hs.sampled_from([0, 1, 2]),
+    seed=seeds,
 )  # fmt: skip
 @settings(max_examples=25, deadline=None)
-def test_selective_scan_is_numpys(steps, batch, channels, order, reverse, with_lengths, with_h0, with_d, seed):
+def test_selective_scan_is_numpys(steps, batch, channels, order, reverse, with_lengths, with_h0, with_d, resets, seed):
     """Each sample alone, of its length and turned around, by NumPy's kernel; and padding is not read."""
     inputs, rng = case(steps, batch, channels, order, seed), np.random.default_rng(seed)
     lengths = rng.integers(0, steps + 1, batch) if with_lengths else np.full(batch, steps)
@@ -44,8 +45,12 @@ def test_selective_scan_is_numpys(steps, batch, channels, order, reverse, with_l
     with torch.no_grad():
         for tensor in (x, dt, b, c):
             tensor[torch.arange(steps)[:, None] >= torch.from_numpy(lengths)] = torch.nan
+    reset = torch.from_numpy(rng.random((steps, batch)[:resets]) < 0.2) if resets else None  # of all, or of each sample
+    flags = torch.zeros(steps, batch, dtype=torch.bool)
+    if resets:
+        flags |= reset.reshape(steps, -1)
     y, h_n = st.selective_scan(
-        x, dt, a, b, c, *optional, reverse=reverse, lengths=lengths.tolist() if with_lengths else None
+        x, dt, a, b, c, *optional, reverse=reverse, lengths=lengths.tolist() if with_lengths else None, reset=reset
     )
     wanted = [tensor for tensor in (x, dt, a, b, c, *optional) if tensor is not None]
     grads = torch.autograd.grad((y * gy).sum() + (h_n * gh).sum(), wanted)
@@ -56,8 +61,9 @@ def test_selective_scan_is_numpys(steps, batch, channels, order, reverse, with_l
 
         d, h0 = (None if tensor is None else tensor.detach().numpy() for tensor in optional)
         arrays = [*map(of_sample, (x, dt)), a.detach().numpy(), *map(of_sample, (b, c)), d]
-        found = sb.selective_scan(*arrays, None if h0 is None else h0[s : s + 1])
-        back = sb.selective_scan_vjp(*arrays, found.states, of_sample(gy), gh.numpy()[s : s + 1])
+        cleared = of_sample(flags)
+        found = sb.selective_scan(*arrays, None if h0 is None else h0[s : s + 1], reset=cleared)
+        back = sb.selective_scan_vjp(*arrays, found.states, of_sample(gy), gh.numpy()[s : s + 1], reset=cleared)
         np.testing.assert_allclose(of_sample(y), found.y, atol=1e-12)
         np.testing.assert_allclose(h_n.detach().numpy()[s : s + 1], found.h_n, atol=1e-12)
         for grad, want in zip((grads[0], grads[1], grads[3], grads[4]), (back.x, back.dt, back.b, back.c), strict=True):
@@ -67,22 +73,50 @@ def test_selective_scan_is_numpys(steps, batch, channels, order, reverse, with_l
             np.testing.assert_allclose(grads[-1][s : s + 1], back.h0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("reverse", "lengths"), [(False, None), (True, [3, 0])])
-def test_derivatives_of_the_selective_scan(reverse, lengths):
-    inputs, run = case(3, 2, 2, 2), functools.partial(st.selective_scan, reverse=reverse, lengths=lengths)
+RESET = torch.tensor([[0, 1], [1, 0], [0, 0], [1, 1]]) > 0
+
+
+@pytest.mark.parametrize(
+    ("reverse", "lengths", "reset"), [(False, None, None), (True, [3, 0], None), (True, [3, 2], RESET[:3])]
+)
+def test_derivatives_of_the_selective_scan(reverse, lengths, reset):
+    run = functools.partial(st.selective_scan, reverse=reverse, lengths=lengths, reset=reset)
+    inputs = case(3, 2, 2, 2)
     assert torch.autograd.gradcheck(run, inputs, check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(run, inputs)
+
+
+def test_a_reset_of_the_selective_scan_lets_no_nan_pass():
+    inputs, reset = case(5, 2, 3, 2), torch.arange(5) == 2
+    with torch.no_grad():
+        for k in (0, 1, 3, 4):
+            inputs[k][:2] = torch.nan
+
+    def of_end(start, twice):
+        x, dt, a, b, c, *others = inputs
+        parts = [tensor[start:] for tensor in (x, dt, b, c)]
+        y, _ = st.selective_scan(*parts[:2], a, *parts[2:], *others, reset=reset[start:])
+        grads = torch.autograd.grad(y[2 - start :].square().sum(), (x, dt, b, c), create_graph=twice)
+        if twice:
+            grads = torch.autograd.grad(sum(grad[2:].square().sum() for grad in grads), (x, dt, b, c))
+        return [grad[2:] for grad in grads]
+
+    for twice in (False, True):
+        for one, other in zip(of_end(0, twice), of_end(2, twice), strict=True):
+            torch.testing.assert_close(one, other)
 
 
 def test_selective_scan_mapped_compiled_and_in_half_precision():
     x, *others = case(4, 2, 3, 2)
     many, lengths = torch.randn(3, *x.shape, **F8), torch.tensor([[4, 0], [1, 3], [2, 2]])
+    resets = torch.stack([RESET, ~RESET, RESET.flip(0)])
 
-    def run(x, n, a):
-        return st.selective_scan(x, others[0], a, *others[2:], reverse=True, lengths=n)
+    def run(x, n, a, reset=RESET):
+        return st.selective_scan(x, others[0], a, *others[2:], reverse=True, lengths=n, reset=reset)
 
-    for dims, rates in (((0, 0, None), others[1]), ((0, 0, 0), torch.stack([others[1]] * 3))):
-        found, want = torch.func.vmap(run, dims)(many, lengths, rates), map(run, many, lengths, [others[1]] * 3)
+    for dims, rates in (((0, 0, None, 0), others[1]), ((0, 0, 0, 0), torch.stack([others[1]] * 3))):
+        found = torch.func.vmap(run, dims)(many, lengths, rates, resets)
+        want = map(run, many, lengths, [others[1]] * 3, resets)
         for one, other in zip(found, map(torch.stack, zip(*want, strict=True)), strict=True):
             torch.testing.assert_close(one, other)
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
@@ -154,6 +188,8 @@ X, A, B = torch.ones(4, 2, 3), torch.ones(3, 5), torch.ones(4, 2, 5)
     (ShapeError, "a has the wrong shape", lambda: st.selective_scan(X, X, A.T, B, B)),
     (ShapeError, "c has the wrong shape", lambda: st.selective_scan(X, X, A, B, B[:3])),
     (OptionError, "A length is out of range", lambda: st.selective_scan(X, X, A, B, B, lengths=[5, 1])),
+    (DTypeError, "reset has the wrong dtype", lambda: st.selective_scan(X, X, A, B, B, reset=X)),
+    (ShapeError, "reset has the wrong shape", lambda: st.selective_scan(X, X, A, B, B, reset=X > 0)),
     (OptionError, "The ring of λ is empty", lambda: st.LRU(3, 5, r_min=1.0)),
     (ShapeError, "input has the wrong shape", lambda: st.LRU(2, 5)(X)),
     (ShapeError, "input is empty", lambda: st.LRU(3, 5)(X[:0])),

@@ -719,29 +719,34 @@ class SelectiveScanKernels(Launcher):
     """Device side of the selective scan in `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
 
     def selective_scan(
-        self, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, h0: Array, y: Array, states: Array
-    ) -> None:
+        self, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, h0: Array, reset: Array | None, y: Array,
+        states: Array,
+    ) -> None:  # fmt: skip
         """Some lanes a channel of a sample run down the steps, each with `_STATES` states."""
-        self._scan("selective_scan", (x, dt, a, b, c, d, h0, y, states), x, len(a))
+        self._scan("selective_scan", (x, dt, a, b, c, d, h0), reset, (y, states), x, len(a))
 
     def selective_scan_grad(
         self, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, gy: Array, gh: Array, states: Array,
-        gx: Array, gdt: Array, ga: Array, gb: Array, gc: Array, gd: Array, gh0: Array,
+        reset: Array | None, gx: Array, gdt: Array, ga: Array, gb: Array, gc: Array, gd: Array, gh0: Array,
     ) -> None:  # fmt: skip
         """The same back; each warp leaves its sums at b and c, which are added up here."""
         _, batch, channels = x.shape
         threads = ceil_div(channels, _SCANNING // _lanes(len(a))) * _SCANNING
         of_b, of_c = (self.xp.empty((threads // WARP, *b.shape), b.dtype) for _ in range(2))
         befores = self.xp.empty((CHUNK, _STATES, batch * threads), x.dtype)
-        arrays = (x, dt, a, b, c, d, gy, gh, states, gx, gdt, ga, of_b, of_c, gd, gh0, befores)
-        self._scan("selective_scan_grad", arrays, x, len(a))
+        given, written = (x, dt, a, b, c, d, gy, gh, states), (gx, gdt, ga, of_b, of_c, gd, gh0, befores)
+        self._scan("selective_scan_grad", given, reset, written, x, len(a))
         gb[...], gc[...] = of_b.sum(axis=0), of_c.sum(axis=0)
 
-    def _scan(self, name: str, arrays: tuple[Array, ...], x: Array, order: int) -> None:
+    def _scan(
+        self, name: str, given: tuple[Array, ...], reset: Array | None, written: tuple[Array, ...], x: Array, order: int
+    ) -> None:
         steps, batch, channels = x.shape
         lanes = _lanes(order)
         blocks = ceil_div(channels, _SCANNING // lanes)
-        args = (*arrays, *map(np.int64, (steps, batch, channels, order, blocks)), np.int32(lanes))
+        flags = None if reset is None else reset.view(np.uint8)
+        sizes = map(np.int64, (steps, batch, channels, order, blocks))
+        args = (*given, flags, *written, *sizes, np.int32(lanes))
         self._launch("selective_scan.cu", name, c_types(REAL=x), batch * blocks, (_SCANNING,), args)
 
 

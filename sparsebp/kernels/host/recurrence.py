@@ -415,25 +415,17 @@ def _cut(gh, carried, gy, count):
 @numba.njit(**INNER_JIT)
 def _begin_anew(form, flags, unit, terms, h, count):
     """Write the terms of the numbers that are reset; of given factors, whose form says whether two reals are one."""
-    if form[1]:
-        for i in range(count):
-            h[i] = terms[i] if flags[(unit + i) // 2] else h[i]
-    else:
-        for i in range(count):
-            h[i] = terms[i] if flags[unit + i] else h[i]
+    for i in range(count):
+        if flags[(unit + i) // 2 if form[1] else unit + i]:
+            h[i] = terms[i]
 
 
 @numba.njit(**INNER_JIT)
 def _cut_units(form, flags, unit, carried, gx, count):
     """Clear the gradients at the state before and at the factors, of the numbers that are reset."""
-    if form[1]:
-        for i in range(count):
-            if flags[(unit + i) // 2]:
-                carried[i] = gx[i] = 0
-    else:
-        for i in range(count):
-            carried[i] = 0 if flags[unit + i] else carried[i]
-            gx[i] = 0 if flags[unit + i] else gx[i]
+    for i in range(count):
+        if flags[(unit + i) // 2 if form[1] else unit + i]:
+            carried[i] = gx[i] = 0
 
 
 @device

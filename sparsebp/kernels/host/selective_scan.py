@@ -42,34 +42,38 @@ class SelectiveScanKernels:
     """Host side of the selective scan in `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
 
     def selective_scan(
-        self, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, h0: Array, y: Array, states: Array
-    ) -> None:
+        self, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, h0: Array, reset: Array | None, y: Array,
+        states: Array,
+    ) -> None:  # fmt: skip
         """20·T·B·E·N elementary operations."""
         tiles = x.shape[1] * -(-x.shape[2] // TILE)
         parts = min(parts_for(20 * x.size * len(a)), max(tiles, 1))
-        _forward(team(parts), parts, x, dt, a, b, c, d, h0, y, states)
+        _forward(team(parts), parts, x, dt, a, b, c, d, h0, _NO_RESET if reset is None else reset, y, states)
 
     def selective_scan_grad(
         self, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, gy: Array, gh: Array, states: Array,
-        gx: Array, gdt: Array, ga: Array, gb: Array, gc: Array, gd: Array, gh0: Array,
+        reset: Array | None, gx: Array, gdt: Array, ga: Array, gb: Array, gc: Array, gd: Array, gh0: Array,
     ) -> None:  # fmt: skip
         """50·T·B·E·N elementary operations; scratch is a group's sums at b and c."""
         _, batch, channels = x.shape
         groups = max(min(channels // GROUP, MOST_GROUPS // max(batch, 1)), 1)
         sums = [np.empty((groups, *gb.shape), gb.dtype) for _ in range(2)] if groups > 1 else [gb[None], gc[None]]
         parts = min(parts_for(50 * x.size * len(a)), max(batch * groups, 1))
-        _backward(team(parts), parts, x, dt, a, b, c, d, gy, gh, states, gx, gdt, ga, *sums, gd, gh0)
+        flags = _NO_RESET if reset is None else reset
+        _backward(team(parts), parts, x, dt, a, b, c, d, gy, gh, states, flags, gx, gdt, ga, *sums, gd, gh0)
         if groups > 1:
             sums[0].sum(axis=0, out=gb)
             sums[1].sum(axis=0, out=gc)
 
+
+_NO_RESET = np.empty((0, 0), bool)
 
 # The functions below are compiled: their arguments are arrays, pointers and bounds.
 # mypy: disable-error-code="no-untyped-def"
 
 
 @parallel(**JIT)
-def _forward(part, parts, x, dt, a, b, c, d, h0, y, states):
+def _forward(part, parts, x, dt, a, b, c, d, h0, reset, y, states):
     steps, batch, channels = x.shape
     order, tiles = len(a), -(-channels // TILE)
     room = np.zeros((2, order, TILE), x.dtype)
@@ -90,7 +94,8 @@ def _forward(part, parts, x, dt, a, b, c, d, h0, y, states):
             _ask(of_x, AHEAD * batch * channels, count)
             _ask(of_dt, AHEAD * batch * channels, count)
             coefficients = advance(pointer(b), row * order), advance(pointer(c), row * order)
-            _step(rates, state, of_x, of_dt, *coefficients, advance(pointer(d), first), order, count,
+            anew = len(reset) > 0 and reset[t, s]
+            _step(rates, state, of_x, of_dt, *coefficients, advance(pointer(d), first), order, count, anew,
                   advance(pointer(y), at))  # fmt: skip
         last = advance(pointer(states), ((len(states) - 1) * batch + s) * order * channels + first)
         _set(last, state, order, channels, count)
@@ -98,21 +103,23 @@ def _forward(part, parts, x, dt, a, b, c, d, h0, y, states):
 
 
 @numba.njit(**INNER_JIT)
-def _step(rates, state, x, dt, b, c, d, order, count, y):
-    """``h = exp(dt a) h + dt b x`` and ``y = Σ c h + d x``, for the channels of a tile."""
+def _step(rates, state, x, dt, b, c, d, order, count, anew, y):
+    """``h = exp(dt a) h + dt b x``, or `anew` without h, and ``y = Σ c h + d x``, for the channels of a tile."""
     for i in range(0, count, lanes(state)):
         left = count - i
         v, u = load_up_to(dt, i, left), load_up_to(x, i, left)
         through, total = v * u, load_up_to(d, i, left) * u
         for n in range(order):
-            h = fma(exp(v * load(rates, n * TILE + i)), load(state, n * TILE + i), through * b[n])
+            h = through * b[n]
+            if not anew:
+                h = fma(exp(v * load(rates, n * TILE + i)), load(state, n * TILE + i), h)
             store(state, n * TILE + i, h)
             total = fma(h, c[n], total)
         store_up_to(y, i, total, left)
 
 
 @parallel(**JIT)
-def _backward(part, parts, x, dt, a, b, c, d, gy, gh, states, gx, gdt, ga, gb, gc, gd, gh0):
+def _backward(part, parts, x, dt, a, b, c, d, gy, gh, states, reset, gx, gdt, ga, gb, gc, gd, gh0):
     """A part has some groups of channels, each of one sample; from the last chunk of steps to the first."""
     steps, batch, channels = x.shape
     order, groups, tiles = len(a), len(gb), -(-channels // TILE)
@@ -147,19 +154,23 @@ def _backward(part, parts, x, dt, a, b, c, d, gy, gh, states, gx, gdt, ga, gb, g
                     place = (t - start) * order * TILE
                     values = advance(pointer(x), at), advance(pointer(dt), at), advance(pointer(b), row * order)
                     before, factor, more = advance(befores, place), advance(factors, place), t + 1 < stop
-                    _again(rates, before, factor, *values, order, count, more)
+                    anew = len(reset) > 0 and reset[t, s]
+                    if anew:
+                        clear(before, order * TILE)
+                    _again(rates, before, factor, *values, order, count, anew, more)
                 own = advance(carried, (tile - low) * order * TILE)
                 clear(total, order * TILE)
                 clear(total_d, TILE)
                 for t in range(stop - 1, start - 1, -1):
                     row, at = t * batch + s, (t * batch + s) * channels + first
                     place, lane = (t - start) * order * TILE, (t - start) * order * vector
+                    anew = len(reset) > 0 and reset[t, s]
                     _step_back(
                         rates, advance(befores, place), advance(factors, place), own, total,
                         advance(pointer(x), at), advance(pointer(dt), at), advance(pointer(b), row * order),
                         advance(pointer(c), row * order), advance(pointer(d), first), advance(pointer(gy), at),
-                        order, count, advance(pointer(gx), at), advance(pointer(gdt), at),
-                        advance(sums_b, lane), advance(sums_c, lane), total_d,
+                        order, count, anew, advance(pointer(gx), at),
+                        advance(pointer(gdt), at), advance(sums_b, lane), advance(sums_c, lane), total_d,
                     )  # fmt: skip
                 _add(advance(pointer(ga), of_a), total, order, channels, count)
                 _add(advance(pointer(gd), s * channels + first), total_d, 1, channels, count)
@@ -177,15 +188,18 @@ def _backward(part, parts, x, dt, a, b, c, d, gy, gh, states, gx, gdt, ga, gb, g
 
 
 @numba.njit(**INNER_JIT)
-def _again(rates, before, factors, x, dt, b, order, count, more):
-    """Run a step of a tile again: keep its factors, and the state, which is `before` the next step if there is one."""
+def _again(rates, before, factors, x, dt, b, order, count, anew, more):
+    """Run a step of a tile again: keep its factors, and the state, which is `before` the next step if there is one.
+
+    The factors of a step `anew` are zero.
+    """
     for i in range(0, count, lanes(before)):
         left = count - i
         v, u = load_up_to(dt, i, left), load_up_to(x, i, left)
         through = v * u
         for n in range(order):
             at = n * TILE + i
-            factor = exp(v * load(rates, at))
+            factor = zeros(before) if anew else exp(v * load(rates, at))
             store(factors, at, factor)
             if more:
                 store(before, order * TILE + at, fma(factor, load(before, at), through * b[n]))
@@ -193,9 +207,12 @@ def _again(rates, before, factors, x, dt, b, order, count, more):
 
 @numba.njit(**INNER_JIT)
 def _step_back(
-    rates, before, factors, carried, total, x, dt, b, c, d, gy, order, count, gx, gdt, sums_b, sums_c, total_d
+    rates, before, factors, carried, total, x, dt, b, c, d, gy, order, count, anew, gx, gdt, sums_b, sums_c, total_d
 ):
-    """Take the gradient at y and the one `carried` from the step after back through a step of a tile."""
+    """Take the gradient at y and the one `carried` from the step after back through a step of a tile.
+
+    Through a step `anew`, none passes to its factors and the state before it, not even NaN.
+    """
     vector = lanes(before)
     for i in range(0, count, vector):
         left = count - i
@@ -206,13 +223,17 @@ def _step_back(
             state, factor = load(before, at), load(factors, at)
             g = fma(g_y, c[n], load(carried, at))
             h = fma(factor, state, through * b[n])
-            back = g * state * factor  # at dt a
-            store(carried, at, factor * g)
-            store(total, at, fma(back, v, load(total, at)))
+            if anew:
+                store(carried, at, zeros(before))
+            else:
+                back = g * state * factor  # at dt a
+                store(carried, at, factor * g)
+                store(total, at, fma(back, v, load(total, at)))
+                of_dt = fma(back, load(rates, at), of_dt)
             # Lanes without a channel keep out of the sums: their zeros times an infinite b or c are not zero.
             store_up_to(sums_b, lane, fma(g, through, load(sums_b, lane)), left)
             store_up_to(sums_c, lane, fma(g_y, h, load(sums_c, lane)), left)
-            of_dt, of_input = fma(back, load(rates, at), of_dt), fma(g, b[n], of_input)
+            of_input = fma(g, b[n], of_input)
         store_up_to(gx, i, fma(v, of_input, load_up_to(d, i, left) * g_y), left)
         store_up_to(gdt, i, fma(u, of_input, of_dt), left)
         store(total_d, i, fma(g_y, u, load(total_d, i)))

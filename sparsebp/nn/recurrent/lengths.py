@@ -149,8 +149,8 @@ class Packed(NamedTuple):
         return padded.reshape(self.steps, self.order.size, -1)
 
 
-def parse_lengths(lengths: Any, steps: int, batch: int, xp: ModuleType) -> Lengths | None:
-    """Check `lengths` against an input of shape (steps, batch, …)."""
+def parse_lengths(lengths: Any, steps: int, batch: int, xp: ModuleType, least: int = 1) -> Lengths | None:
+    """Check `lengths`, each at least `least`, against an input of shape (steps, batch, …)."""
     # Returns Lengths or None: None if no length was given or all are full.
     if lengths is None:
         return None
@@ -162,10 +162,10 @@ def parse_lengths(lengths: Any, steps: int, batch: int, xp: ModuleType) -> Lengt
         raise DTypeError("lengths has the wrong dtype", expected="integers", got=values.dtype)
     if values.shape != (batch,):
         raise ShapeError("lengths has the wrong shape", expected=(batch,), got=values.shape)
-    if values.min() < 1 or values.max() > steps:
-        raise OptionError("lengths is out of range", expected=f"1 to {steps} (the number of steps of x)",
-                          got=f"{values.min()} to {values.max()}",
-                          remedy="Leave empty sequences out, and pad x to the longest one")  # fmt: skip
+    if values.min() < least or values.max() > steps:
+        remedy = "Leave empty sequences out, and pad x to the longest one" if least else "Pad x to the longest sequence"
+        raise OptionError("lengths is out of range", expected=f"{least} to {steps} (the number of steps of x)",
+                          got=f"{values.min()} to {values.max()}", remedy=remedy)  # fmt: skip
     if values.min() == steps:
         return None
     return Lengths(values.astype(np.int64), steps, xp)

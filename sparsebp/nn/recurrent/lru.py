@@ -117,7 +117,7 @@ class LRU(Layer):
         h0
             Initial state (1, B, hidden_size), complex, or None for zeros.
         lengths
-            Valid steps of each sample (B integers in 1 … T), or None for all. Values of x after them have no effect.
+            Valid steps of each sample (B integers in 0 … T), or None for all. Values of x after them have no effect.
 
         Returns
         -------
@@ -140,7 +140,7 @@ class LRU(Layer):
         (h0,) = (h0,) if carried is None else carried.take(self, batch) or (None,)
         if h0 is not None:
             check_input(h0, name="h0", dtype=wide, shape=(1, batch, self.hidden_size), like=like)
-        valid = None if lengths is None else parse_lengths(lengths, steps, batch, xp)
+        valid = None if lengths is None else parse_lengths(lengths, steps, batch, xp, least=0)
         x = x if valid is None else valid.mask(x)
         maps = self._maps(xp)
         start = xp.zeros((batch, self.hidden_size), wide) if h0 is None else h0[0].copy()
@@ -153,7 +153,10 @@ class LRU(Layer):
             h = linear_recurrence(maps.a, product(x, maps.into.T).view(wide), start)
             y = product(h.view(like.dtype), maps.out.T)
             y += like * x
-        last = (h[-1] if valid is None else h[valid.values - 1, valid.samples])[None].copy()
+        if valid is None:
+            last = h[-1:].copy()
+        else:  # of an empty sequence the initial state
+            last = xp.where(valid.values[:, None] > 0, h[valid.values - 1, valid.samples], start)[None]
         if carried is not None:
             carried.keep(self, (last,))
         y = swap_batch_time(y if valid is None else valid.mask(y), self.batch_first)
@@ -183,21 +186,20 @@ class LRU(Layer):
             at_y = xp.zeros_like(x) if gy is None else swap_batch_time(gy, self.batch_first)
             at_y = at_y if lengths is None else lengths.mask(at_y)
             maps = self._maps(xp)
+            ends = xp.full(x.shape[1], len(x)) if lengths is None else lengths.values
+            at_end = xp.zeros_like(h0) if grad_h_n is None else xp.ascontiguousarray(grad_h_n[0])
+            empty_ones, at_start = ends[:, None] == 0, xp.empty_like(h0)  # whose last state is the initial one
             if self._is_resident(x):
-                at_y, b, at_start = np.ascontiguousarray(at_y), empty(np, h.shape, h.dtype), np.empty_like(h0)
-                ends = np.full(x.shape[1], len(x)) if lengths is None else lengths.values
-                at_end = np.zeros_like(h0) if grad_h_n is None else np.ascontiguousarray(grad_h_n[0])
+                at_y, b = np.ascontiguousarray(at_y), empty(np, h.shape, h.dtype)
                 start, states, end, first, to_b = (array.view(x.dtype) for array in (h0, h, at_end, at_start, b))
                 factors = maps.a.view(x.dtype)[0, 0]
                 a = kernels.on_host().lru_backward(at_y, factors, maps.out, start, states, ends, end, first, to_b)
-                return _LRUGradients(maps, at_y, a.view(h.dtype)[None, None], b, at_start)
-            at_h = product(at_y, maps.out).view(h.dtype)
-            if grad_h_n is not None:
-                if lengths is None:
-                    at_h[-1] += grad_h_n[0]
-                else:
-                    at_h[lengths.values - 1, lengths.samples] += grad_h_n[0]
-            return _LRUGradients(maps, at_y, *linear_recurrence_vjp(maps.a, h, at_h, h0))
+                a = a.view(h.dtype)[None, None]
+            else:
+                at_h = product(at_y, maps.out).view(h.dtype)
+                at_h[ends - 1, xp.arange(len(ends))] += xp.where(empty_ones, 0, at_end)
+                a, b, at_start = linear_recurrence_vjp(maps.a, h, at_h, h0)
+            return _LRUGradients(maps, at_y, a, b, at_start + xp.where(empty_ones, at_end, 0))
 
         shared = Shared(back, xp)
         return NamedGradients(

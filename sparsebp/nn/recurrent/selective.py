@@ -121,7 +121,7 @@ class SelectiveScan(Layer):
         h0
             Initial states (B, d_inner, d_state), as mamba_ssm lays them out, or None for zeros.
         lengths
-            Valid steps of each sample (B integers in 1 … T), or None for all. Values of x after them have no effect.
+            Valid steps of each sample (B integers in 0 … T), or None for all. Values of x after them have no effect.
 
         Returns
         -------
@@ -143,7 +143,7 @@ class SelectiveScan(Layer):
         if h0 is not None:
             like = self.params["D"]
             check_input(h0, name="h0", dtype=like.dtype, shape=(batch, self.d_inner, self.d_state), like=like)
-        valid = None if lengths is None else parse_lengths(lengths, steps, batch, xp)
+        valid = None if lengths is None else parse_lengths(lengths, steps, batch, xp, least=0)
         x = x if valid is None else valid.mask(x)
         q = product(x, self.params["x_proj.weight"].T)
         r, b, c = self._parts(q)

@@ -40,6 +40,12 @@ __device__ __forceinline__ void take(
     }
 }
 
+// Takes the resets of `many` steps of a sample; a barrier must follow.
+__device__ __forceinline__ void take(
+    bool* anew, const unsigned char* __restrict__ reset, int64 start, int many, int64 batch, const Place& at) {
+    if (threadIdx.x < many) anew[threadIdx.x] = reset && reset[(start + threadIdx.x) * batch + at.sample];
+}
+
 // The states' values of one step in the tile.
 __device__ __forceinline__ void read(const real* tile, int t, const Place& at, real (&out)[AT_ONCE]) {
 #pragma unroll
@@ -59,9 +65,11 @@ __device__ __forceinline__ real sum_lanes(real value, int from, int to) {
 
 extern "C" __global__ void __launch_bounds__(128, 1) selective_scan(
     const real* __restrict__ x, const real* __restrict__ dt, const real* __restrict__ a, const real* __restrict__ b,
-    const real* __restrict__ c, const real* __restrict__ d, const real* __restrict__ h0, real* __restrict__ y,
-    real* __restrict__ states, int64 steps, int64 batch, int64 channels, int64 order, int64 blocks, int groups) {
+    const real* __restrict__ c, const real* __restrict__ d, const real* __restrict__ h0,
+    const unsigned char* __restrict__ reset, real* __restrict__ y, real* __restrict__ states, int64 steps, int64 batch,
+    int64 channels, int64 order, int64 blocks, int groups) {
     __shared__ __align__(16) real of_b[CHUNK * MOST * AT_ONCE], of_c[CHUNK * MOST * AT_ONCE];
+    __shared__ bool anew[CHUNK];
     const Place at(channels, blocks, groups);
     const real skip = at.there ? d[at.channel] : 0;
     for (int64 pass = 0; pass == 0 || pass < order; pass += at.width) {
@@ -88,6 +96,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) selective_scan(
             __syncthreads();  // the chunk before has been read
             take(of_b, b, start, many, batch, order, pass, at);
             take(of_c, c, start, many, batch, order, pass, at);
+            take(anew, reset, start, many, batch, at);
             __syncthreads();
 #pragma unroll
             for (int n = 0; n < AT_ONCE; ++n)
@@ -109,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) selective_scan(
 #pragma unroll
                     for (int n = 0; n < AT_ONCE; ++n) {
                         if (first + n >= order) continue;
-                        h[n] = exp_of(v_now[k] * rate[n]) * h[n] + through * b_now[n];
+                        h[n] = (anew[t] ? 0 : exp_of(v_now[k] * rate[n]) * h[n]) + through * b_now[n];
                         total += c_now[n] * h[n];
                     }
                     total = sum_lanes(total, 1, groups);
@@ -132,10 +141,12 @@ extern "C" __global__ void __launch_bounds__(128, 1) selective_scan(
 extern "C" __global__ void __launch_bounds__(128, 1) selective_scan_grad(
     const real* __restrict__ x, const real* __restrict__ dt, const real* __restrict__ a, const real* __restrict__ b,
     const real* __restrict__ c, const real* __restrict__ d, const real* __restrict__ gy, const real* __restrict__ gh,
-    const real* __restrict__ states, real* __restrict__ gx, real* __restrict__ gdt, real* __restrict__ ga,
-    real* __restrict__ gb, real* __restrict__ gc, real* __restrict__ gd, real* __restrict__ gh0,
-    real* __restrict__ befores, int64 steps, int64 batch, int64 channels, int64 order, int64 blocks, int groups) {
+    const real* __restrict__ states, const unsigned char* __restrict__ reset, real* __restrict__ gx,
+    real* __restrict__ gdt, real* __restrict__ ga, real* __restrict__ gb, real* __restrict__ gc, real* __restrict__ gd,
+    real* __restrict__ gh0, real* __restrict__ befores, int64 steps, int64 batch, int64 channels, int64 order,
+    int64 blocks, int groups) {
     __shared__ __align__(16) real of_b[CHUNK * MOST * AT_ONCE], of_c[CHUNK * MOST * AT_ONCE];
+    __shared__ bool anew[CHUNK];
     const Place at(channels, blocks, groups);
     const int64 threads = int64(gridDim.x) * THREADS, self = int64(blockIdx.x) * THREADS + threadIdx.x;
     const int64 warp = (blockIdx.x % blocks * THREADS + threadIdx.x) / WARP, chunks = (steps + CHUNK - 1) / CHUNK;
@@ -167,6 +178,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) selective_scan_grad(
             __syncthreads();  // the chunk before has been read
             take(of_b, b, start, many, batch, order, pass, at);
             take(of_c, c, start, many, batch, order, pass, at);
+            take(anew, reset, start, many, batch, at);
             __syncthreads();
 #pragma unroll
             for (int n = 0; n < AT_ONCE; ++n) {
@@ -184,8 +196,9 @@ extern "C" __global__ void __launch_bounds__(128, 1) selective_scan_grad(
                     read(of_b, begin + k, at, b_now);
 #pragma unroll
                     for (int n = 0; n < AT_ONCE; ++n) {
-                        befores[((begin + k) * AT_ONCE + n) * threads + self] = h[n];
-                        h[n] = exp_of(v[k] * rate[n]) * h[n] + through * b_now[n];
+                        const real before = anew[begin + k] ? 0 : h[n];
+                        befores[((begin + k) * AT_ONCE + n) * threads + self] = before;
+                        h[n] = (anew[begin + k] ? 0 : exp_of(v[k] * rate[n]) * before) + through * b_now[n];
                     }
                 }
             }
@@ -202,12 +215,13 @@ extern "C" __global__ void __launch_bounds__(128, 1) selective_scan_grad(
                     if (begin + k >= many) continue;
                     const int64 row = (start + begin + k) * batch + at.sample;
                     const real through = v[k] * u[k];
+                    const bool cut = anew[begin + k];
                     real of_dt = 0, of_input = 0, b_now[AT_ONCE], c_now[AT_ONCE];
                     read(of_b, begin + k, at, b_now);
                     read(of_c, begin + k, at, c_now);
 #pragma unroll
                     for (int n = 0; n < AT_ONCE; ++n) {
-                        const real factor = exp_of(v[k] * rate[n]), g = g_y[k] * c_now[n] + carried[n];
+                        const real factor = cut ? 0 : exp_of(v[k] * rate[n]), g = g_y[k] * c_now[n] + carried[n];
                         const real back = g * before[k][n] * factor;  // at dt a
                         // no channel, no part in the sums: its zeros times an infinite b or c are not zero
                         const real part_b = at.there ? g * through : 0;
@@ -218,10 +232,11 @@ extern "C" __global__ void __launch_bounds__(128, 1) selective_scan_grad(
                             gc[(warp * steps * batch + row) * order + first + n] = at_c;
                         }
                         if (first + n >= order) continue;  // only now: the sums need all lanes
-                        of_dt += back * rate[n];
                         of_input += g * b_now[n];
+                        carried[n] = cut ? 0 : factor * g;
+                        if (cut) continue;  // not even NaN passes
+                        of_dt += back * rate[n];
                         piece[n] += back * v[k];
-                        carried[n] = factor * g;
                     }
                     of_dt = sum_lanes(of_dt, 1, groups);
                     of_input = sum_lanes(of_input, 1, groups);
