@@ -31,6 +31,7 @@ def saved_of(layer, x):
 CALLS = [
     # layers
     (OptionError, "self.children = {'name': layer}", lambda: setattr(nn.ReLU(), "children", [nn.ReLU()])),
+    (OptionError, r"Sequential\(\*layers\)", lambda: nn.Sequential([nn.ReLU()])),
     (DTypeError, "byte order", lambda: nn.ReLU().params.update(scale=np.ones(2, ">f4"))),
     # activations
     (OptionError, "approximation", lambda: nn.GELU("erf")),
