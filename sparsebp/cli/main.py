@@ -12,7 +12,8 @@ import sys
 import threading
 import unicodedata
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn, TextIO, cast
+from types import FrameType
+from typing import Any, TextIO, cast
 
 
 def main(
@@ -168,18 +169,39 @@ def status_of(error: KeyboardInterrupt) -> int:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Raise `Terminated` at the first SIGTERM; the second one ends the process at once."""
+    """Raise `Terminated` at the first SIGTERM; the second one ends the process at once.
 
-    def terminate(number: int, frame: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        raise Terminated
+    Neither SIGTERM nor Ctrl-C is lost while a kernel is compiled.
+    """
 
+    def terminate(number: int, frame: FrameType | None) -> None:
+        if not _again(number, frame):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            raise Terminated
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not _again(number, frame):
+            raise KeyboardInterrupt
+
+    handlers: list[tuple[int, Any, Any]] = [
+        (signal.SIGTERM, terminate, signal.SIG_DFL), (signal.SIGINT, interrupt, signal.default_int_handler)
+    ]  # fmt: skip
     here = threading.current_thread() is threading.main_thread()
-    own = here and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # else it has another handler
-    if own:
-        signal.signal(signal.SIGTERM, terminate)
+    own = [one for one in handlers if here and signal.getsignal(one[0]) is one[2]]  # others have another handler
+    for number, handler, _ in own:
+        signal.signal(number, handler)
     try:
         yield
     finally:
-        if own and signal.getsignal(signal.SIGTERM) is terminate:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, handler, usual in own:
+            if signal.getsignal(number) is handler:
+                signal.signal(number, usual)
+
+
+def _again(number: int, frame: FrameType | None) -> bool:
+    """Send a signal once more, a little later, if it comes in a callback of LLVM: what is raised there is dropped."""
+    while frame is not None and not frame.f_code.co_name.startswith("_raw_object_cache"):
+        frame = frame.f_back
+    if frame is not None:
+        threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
+    return frame is not None

@@ -320,7 +320,9 @@ def check_array(
                          f"with {name}.astype({np.dtype(dtype).name!r}); nothing is converted silently")  # fmt: skip
     if shape is not None and array.shape != shape and not _fits(array.shape, shape):
         wanted = "(" + ", ".join("any" if n is None else str(n) for n in shape) + ("," if len(shape) == 1 else "") + ")"
-        raise ShapeError(f"{name} has the wrong shape", expected=wanted, got=array.shape)
+        same = [n for n in shape if n != 1] == [n for n in array.shape if n != 1]  # not of a transpose
+        remedy = f"Pass {name}.reshape({', '.join(map(str, (-1, *shape[1:])))})" if shape and same else None
+        raise ShapeError(f"{name} has the wrong shape", expected=wanted, got=array.shape, remedy=remedy)
     if contiguous and not array.flags.c_contiguous:
         raise LayoutError(f"{name} is not C-contiguous", expected="a C-contiguous array",
                           got=f"strides {array.strides} for shape {array.shape}",

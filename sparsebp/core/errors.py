@@ -34,7 +34,7 @@ class SparseBPError(Exception):
         if expected is not None:
             parts.append(f"Expected {expected}.")
         if got is not None:
-            parts.append(f"Got {got}.")
+            parts.append(f"Got {str(got).removesuffix('.')}.")
         if remedy:
             parts.append(remedy if remedy.endswith("?") else remedy.rstrip(".") + ".")
         super().__init__(" ".join(parts))

@@ -37,6 +37,7 @@ from sparsebp.core.errors import (
 )
 from sparsebp.core.files import check_path, read_file
 from sparsebp.core.machine import host_memory
+from sparsebp.core.reprs import call_text
 
 CLASSES = 10
 
@@ -83,13 +84,27 @@ def real_array(name: str, value: Any) -> Array:
                          got=f"{type(value).__name__}: {error}",
                          remedy="Pad sequences of different lengths, and pass lengths=") from error  # fmt: skip
     if array.dtype.kind not in "biuf":
-        raise DTypeError(f"{name} is no array of real numbers", expected="integers, floats or booleans",
+        raise DTypeError(f"{name} does not hold real numbers", expected="integers, floats or booleans",
                          got=f"{type(value).__name__} of dtype {array.dtype}",
-                         remedy="Number classes from 0, as numpy.unique(labels, return_inverse=True) does; split "
-                         "complex numbers into real and imaginary parts")  # fmt: skip
+                         remedy=_towards_numbers(name, value, array.dtype.kind))  # fmt: skip
     if isinstance(value, np.ndarray):
         namespace(**{name: value})  # a mask must not be dropped
     return array
+
+
+def _towards_numbers(name: str, value: Any, kind: str) -> str:
+    """Return how real numbers are made of an array of another kind."""
+    if kind in "mM":
+        return f"Count from a day: ({name} - {name}.min()) / numpy.timedelta64(1, 'D')"
+    if kind == "c":
+        return "Split complex numbers into real and imaginary parts"
+    if hasattr(value, "columns"):
+        others = [column for column, dtype in value.dtypes.items() if getattr(dtype, "kind", "O") not in "biuf"]
+        if others:
+            return f"Convert or leave out the columns {', '.join(map(repr, others))}"
+    if hasattr(value, "to_numpy") and getattr(getattr(value, "dtype", None), "kind", "f") in "biuf":
+        return f"Pass {name}.to_numpy(float), in which missing values are NaN"
+    return "Number classes from 0, as numpy.unique(labels, return_inverse=True) does"
 
 
 def class_numbers(name: str, labels: np.ndarray) -> np.ndarray:
@@ -162,7 +177,7 @@ class ArrayDataset:
         elif targets.dtype not in FLOAT_DTYPES:
             raise DTypeError(
                 "targets has the wrong dtype", expected="an integer dtype (class numbers), float32 or float64",
-                got=targets.dtype, remedy="Convert it with targets.astype('float32')",
+                got=targets.dtype, remedy="Pass targets.astype(int) as class numbers, or targets.astype('float32')",
             )  # fmt: skip
         self.inputs, self.targets = inputs, targets
         self.scale, self.offset = check_number("scale", scale), check_number("offset", offset)
@@ -172,6 +187,10 @@ class ArrayDataset:
     def sample_axis(self) -> int:
         """The axis of a batch's input on which the samples are."""
         return 1 if self.inputs.ndim == 3 and not self.batch_first else 0
+
+    def __repr__(self) -> str:
+        """Show the constructor's call."""
+        return call_text(self)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -310,6 +329,10 @@ class BitstreamDataset:
             draws = generator.random((part.stop - start, seq_len), dtype=np.float32)
             self.packed[part] = np.packbits(draws < probability[part, None], axis=1)
 
+    def __repr__(self) -> str:
+        """Show the constructor's call."""
+        return call_text(self, given={"samples": len(self)})
+
     def __len__(self) -> int:
         """Return the number of samples."""
         return len(self.targets)
@@ -361,6 +384,10 @@ class WithPositions:
 
     def __init__(self, dataset: Dataset, frequencies: int) -> None:
         self.dataset, self.frequencies = dataset, check_integer("frequencies", frequencies, 1, 30)
+
+    def __repr__(self) -> str:
+        """Show the constructor's call."""
+        return call_text(self)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -532,6 +559,10 @@ class ImageDataset:
         if not (np.isfinite(self.mean) & np.isfinite(self.std) & (self.std > 0)).all():
             raise OptionError("A mean is not finite, or a standard deviation not positive", got=(self.mean, self.std),
                               expected="finite numbers, std > 0", remedy="Pass None to measure them")  # fmt: skip
+
+    def __repr__(self) -> str:
+        """Show the constructor's call."""
+        return call_text(self)
 
     def __len__(self) -> int:
         """Return the number of images."""

@@ -883,7 +883,7 @@ def _checked(x: Any, dimensions: bool = True) -> Any:
     dtype = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
     if not hasattr(x, "shape") or dtype not in ("float32", "float64"):
         raise DTypeError("x is not an array of floats", expected="an array of NumPy or JAX or a tensor, float32 or "
-                         "float64", got=dtype)  # fmt: skip
+                         "float64", got=dtype, remedy="Pass numpy.asarray(x, float)")  # fmt: skip
     if dimensions and x.ndim != 1:
         raise ShapeError("x is not a vector", expected="(n,)", got=tuple(x.shape),
                          remedy="Pass x.ravel(), and reshape inside the function")  # fmt: skip

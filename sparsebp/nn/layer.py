@@ -822,8 +822,10 @@ def dotted(prefix: str, name: str) -> str:
 def check_layer(name: str, value: Any) -> Layer:
     """Return an argument that is a layer."""
     if not isinstance(value, Layer):
+        several = isinstance(value, list | tuple)
         raise OptionError(f"{name} is not a layer", expected="a layer of sparsebp.nn", got=type(value).__name__,
-                          remedy="Pass an instance: ReLU(), not ReLU")  # fmt: skip
+                          remedy="Pass the layers one by one: Sequential(*layers)" if several else
+                          "Pass an instance: ReLU(), not ReLU")  # fmt: skip
     return value
 
 

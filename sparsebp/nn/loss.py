@@ -517,6 +517,10 @@ class ClassLoss(Loss):
         if target.dtype.kind not in "iu":
             self._check_probabilities(prediction, target)
         elif target.shape != prediction.shape[:1] + prediction.shape[2:]:
+            if target.shape == prediction.shape:
+                raise ShapeError("target has the wrong shape", expected=f"class numbers {self._shape_of(prediction)}",
+                                 got=target.shape,
+                                 remedy=f"Pass one-hot labels as target.argmax(axis={_axis(prediction)})")  # fmt: skip
             backend.check_array("target", target, shape=self._shape_of(prediction), contiguous=False)
         if self._weight is not None:
             (weight,) = self._weight.on(np)
@@ -525,7 +529,9 @@ class ClassLoss(Loss):
         return xp
 
     def _check_probabilities(self, prediction: Array, target: Array) -> None:
-        raise DTypeError("target has the wrong dtype", expected="integers (class numbers)", got=target.dtype)
+        raise DTypeError("target has the wrong dtype", expected="integers (class numbers)", got=target.dtype,
+                         remedy="Pass class numbers as target.astype(int), one-hot labels as "
+                         f"target.argmax(axis={_axis(prediction)})")  # fmt: skip
 
     @staticmethod
     def _shape_of(prediction: Array) -> tuple[int, ...]:
@@ -601,7 +607,7 @@ class CrossEntropyLoss(ClassLoss):
         if target.dtype.kind != "f" or target.shape != prediction.shape:
             raise DTypeError("target has the wrong dtype", got=f"{target.dtype} of shape {target.shape}",
                              expected=f"integers (class numbers) {self._shape_of(prediction)}, or probabilities "
-                             f"{prediction.shape}")  # fmt: skip
+                             f"{prediction.shape}", remedy="Pass class numbers as target.astype(int)")  # fmt: skip
         backend.check_array("target", target, dtype=prediction.dtype, contiguous=False)
         if self.ignore_index >= 0:
             raise OptionError("Probabilities name no class that could be ignored", expected="a negative ignore_index",

@@ -583,9 +583,11 @@ def places_of(pattern: SparsityPattern, rows: np.ndarray, columns: np.ndarray, v
 
 def structure_of(name: str, given: Any) -> SparsityPattern:
     """Return a pattern, or the pattern of a sparse matrix of SciPy or CuPy, whose columns may be in any order."""
-    if isinstance(given, SparsityPattern) or not backend.is_sparse(given):
-        check_patterns(**{name: given})
+    if isinstance(given, SparsityPattern):
         return given
+    if not backend.is_sparse(given):
+        raise PatternError(f"{name} is not a pattern", expected="a SparsityPattern or a sparse matrix",
+                           got=type(given).__name__, remedy="Pass scipy.sparse.csr_array(array)")  # fmt: skip
     if len(given.shape) != 2:
         raise ShapeError(f"{name} is not a matrix", expected="two dimensions", got=tuple(given.shape))
     indptr, indices, _ = _canonical(given)

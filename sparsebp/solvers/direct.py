@@ -10,12 +10,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from sparsebp.core import backend
-from sparsebp.core.check import Array, check_choice
+from sparsebp.core.check import Array, check_choice, check_integer
 from sparsebp.core.errors import DeviceError, DTypeError, PivotError, ShapeError
 from sparsebp.core.locks import forkable_lock
 from sparsebp.patterns.pattern import SparsityPattern
@@ -26,6 +26,7 @@ PLANS = 16
 """Plans that are kept at most."""
 WORSE = 8.0
 """How many times as large as at its planning a plan's growth may be: pivots are chosen again for larger ones."""
+_ORDERS = ("NATURAL", "MMD_ATA", "MMD_AT_PLUS_A", "COLAMD")  # SuperLU's, by number
 
 
 class CacheInfo(NamedTuple):
@@ -196,12 +197,12 @@ class SparseLU:
         rhs
             (n,), or (n, K) for K right-hand sides: an array of numbers.
         trans
-            ``"N"``, ``"T"`` or ``"H"``.
+            ``"N"``, ``"T"`` or ``"H"``, in either case.
 
         Returns
         -------
         numpy.ndarray
-            x, of rhs's shape, in Fortran's order as SuperLU's; complex if A or rhs is.
+            x, of rhs's shape, in Fortran's order as SuperLU's; complex if A or rhs is; a `numpy.matrix` if rhs is one.
 
         Raises
         ------
@@ -210,9 +211,11 @@ class SparseLU:
         DTypeError
             `rhs` holds no numbers, or some that the factors' dtype would round: float64 for factors in float32, say.
         """
+        trans = cast(Trans, trans.upper() if isinstance(trans, str) else trans)
         check_choice("trans", trans, ("N", "T", "H"))
         b, dtype = _right_hand_side(rhs, self.shape[0]), self._factors.dtype
-        return np.asfortranarray(_solve(lambda same: self._solve(same, trans), b, dtype))
+        x = np.asfortranarray(_solve(lambda same: self._solve(same, trans), b, dtype))
+        return x.view(np.matrix) if isinstance(rhs, np.matrix) else x
 
     def _solve(self, b: Array, trans: Trans) -> Array:
         if not self._transposed:
@@ -243,7 +246,7 @@ def spsolve(A: Any, b: Any, permc_spec: str | None = None, use_umfpack: bool = T
     b
         (n,) or (n, K): an array or a sparse matrix.
     permc_spec, use_umfpack
-        Of SciPy's function, and without a meaning here: x is the same for every order.
+        Of SciPy's function: `permc_spec` is checked, and x is the same for every order.
 
     Returns
     -------
@@ -254,6 +257,8 @@ def spsolve(A: Any, b: Any, permc_spec: str | None = None, use_umfpack: bool = T
     ------
     ShapeError, DTypeError
         A is not square, b does not fit, or one of them holds no numbers, or longer ones than float64.
+    OptionError
+        SuperLU has no such order.
 
     Warns
     -----
@@ -271,7 +276,7 @@ def spsolve(A: Any, b: Any, permc_spec: str | None = None, use_umfpack: bool = T
     from scipy.sparse import issparse
     from scipy.sparse.linalg import MatrixRankWarning
 
-    n = _order_of(A)
+    n, _ = _order_of(A), _permutation(permc_spec)
     sparse = backend.is_sparse(b)
     right = _right_hand_side(b.toarray() if sparse else b, n)
     columns = right.shape[1] if right.ndim == 2 else 1
@@ -319,10 +324,12 @@ def splu(
         A is exactly singular: `SingularMatrixError`, which is a `PivotError` too and names a row.
     ShapeError, DTypeError
         A is not square, or does not hold numbers.
+    OptionError
+        SuperLU has no such order.
     """
     _order_of(A)
-    A = _as_compressed(A)
-    if permc_spec in ("NATURAL", 0) or diag_pivot_thresh == 0 or options:
+    A, permc_spec = _as_compressed(A), _permutation(permc_spec)
+    if permc_spec == "NATURAL" or diag_pivot_thresh == 0 or options:
         return _pass_on(A, None, permc_spec=permc_spec, diag_pivot_thresh=diag_pivot_thresh, options=options or {})
     return _factorise(A)
 
@@ -459,6 +466,15 @@ def _order_of(A: Any) -> int:
     return int(shape[0])
 
 
+def _permutation(permc_spec: Any) -> str | None:
+    """Return SuperLU's name of an order, given by name or number; it crashes at some that it does not know."""
+    if permc_spec is None:
+        return None
+    if isinstance(permc_spec, str):
+        return check_choice("permc_spec", permc_spec.upper(), _ORDERS)
+    return _ORDERS[check_integer("permc_spec", permc_spec, 0, len(_ORDERS) - 1)]
+
+
 def _as_compressed(A: Any) -> Any:
     """Return a matrix in CSR or CSC, of floats or complex numbers."""
     from scipy.sparse import csc_array, issparse
@@ -488,8 +504,10 @@ def _floats(dtype: Any) -> np.dtype:
 def _right_hand_side(b: Any, n: int) -> Array:
     found = np.asarray(b)
     if found.dtype.kind not in "biufc":
-        raise DTypeError("The right-hand side does not hold numbers", expected="integers, floats or complex numbers",
-                         got=found.dtype)  # fmt: skip
+        sparse = backend.is_sparse(b)
+        raise DTypeError("The right-hand side is sparse" if sparse else "The right-hand side does not hold numbers",
+                         expected="an array" if sparse else "integers, floats or complex numbers", got=found.dtype,
+                         remedy="Pass b.toarray()" if sparse else None)  # fmt: skip
     if found.ndim not in (1, 2) or len(found) != n:
         raise ShapeError("The right-hand side does not fit the matrix", expected=f"({n},) or ({n}, K)", got=found.shape)
     return found

@@ -52,7 +52,7 @@ def shape_of(data: Any, *, batch_size: Any, drop_last: Any, shuffle: Any, statef
 # Data sets and arrays to train on: the axis of the samples, lengths of padded sequences, batches on the device.
 
 
-def as_dataset(data: Any, model: Any, lengths: Any = None, *, targets: bool = True) -> Any:
+def as_dataset(data: Any, model: Any, lengths: Any = None, *, targets: bool = True, name: str = "data set") -> Any:
     """Return `data`, or the data set of its arrays ``(x, target)`` or ``(x, target, lengths)``, sample first.
 
     Iterables and functions become a `Loader`. Without `targets`, arrays and its batches may be x alone.
@@ -60,6 +60,7 @@ def as_dataset(data: Any, model: Any, lengths: Any = None, *, targets: bool = Tr
     make = partial(_of_arrays, model)
     array, sized = hasattr(data, "__array__") or backend.has_device_memory(data), hasattr(data, "__len__")
     batches = hasattr(data, "batch") and sized and not array  # a table may have such a column
+    array |= isinstance(data, str | bytes | Mapping)  # as little a series of batches
     iterable = callable(data) or (hasattr(data, "__iter__") and not array)
     samples = hasattr(data, "__getitem__") and sized and not (iterable or array)
     if not targets and not (_holds_arrays(data) if isinstance(data, list | tuple) else iterable or samples or batches):
@@ -89,7 +90,7 @@ def as_dataset(data: Any, model: Any, lengths: Any = None, *, targets: bool = Tr
                           "batches", got=type(data).__name__,
                           remedy="Pass a tuple of arrays, an ArrayDataset, or a DataLoader")  # fmt: skip
     if len(dataset) == 0:
-        raise ShapeError("The data set is empty", expected="at least one sample", got=0)
+        raise ShapeError(f"The {name} is empty", expected="at least one sample", got=0)
     if getattr(dataset, "lengths", None) is not None:
         check_takes_lengths(model)
     return dataset

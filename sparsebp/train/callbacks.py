@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from sparsebp.core.check import shown
 from sparsebp.core.errors import MissingDependencyError, OptionError, needing
 from sparsebp.core.files import json_line
+from sparsebp.core.reprs import call_text
 from sparsebp.optim import EMA
 from sparsebp.optim.lr_schedules import reads_model
 from sparsebp.train.history import EpochRecord, History
@@ -43,6 +44,10 @@ class Callback:
     """
 
     reads_model = True
+
+    def __repr__(self) -> str:
+        """Show the constructor's call."""
+        return call_text(self)
 
     def set_trainer(self, trainer: Any) -> None:
         """`trainer` is about to call it in a `fit`; keep it to set ``trainer.should_stop``, say.

@@ -440,7 +440,7 @@ class Trainer(TrainingState):
         self.callbacks = tuple(sorted(self.callbacks, key=lambda one: isinstance(one, ModelCheckpoint)))  # saves others
         epochs = check_integer("epochs", epochs, 0)
         training_set = as_dataset(dataset, self.model, lengths)
-        held_out = None if validation is None else as_dataset(validation, self.model)
+        held_out = None if validation is None else as_dataset(validation, self.model, name="validation set")
         shape = shape_of(training_set, **batches)
         if any(isinstance(data, Loader) and data.once and epochs > 1 for data in (training_set, held_out)):
             raise OptionError("A generator can be gone through once", expected="epochs=1", got=epochs,

@@ -1,9 +1,11 @@
 """Ctrl-C: the message names the step and a command that resumes the run."""
 
+import ctypes
 import re
 import shlex
 import signal
 import sys
+import time
 from functools import partial
 
 import pytest
@@ -81,6 +83,29 @@ def test_sigterm_tells_it_too(tmp_path, monkeypatch, capsys):
     told, command = capsys.readouterr().err.rsplit(": sparsebp ", 1)
     assert told == "Interrupted at step 5 of 10 of training; the last checkpoint is of step 3. Go on from it"
     assert shlex.split(command) == [*TRAIN, "--out", str(tmp_path), "--resume"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_is_not_lost_while_llvm_calls_python(tmp_path, monkeypatch, capfd, number, code):
+    """What is raised in a callback of C is dropped, and Numba would then miss what it has compiled."""
+    notified = []
+
+    @ctypes.CFUNCTYPE(None)
+    def _raw_object_cache_notify():  # its name in llvmlite
+        signal.raise_signal(number)
+        notified.append(number)
+
+    def compiled(*arguments):
+        _raw_object_cache_notify()
+        assert notified == [number]
+        time.sleep(5)
+
+    monkeypatch.setattr(Runner, "step", compiled)
+    with pytest.raises(SystemExit) as left:
+        main([*TRAIN, "--out", str(tmp_path)])
+    told = capfd.readouterr().err
+    assert left.value.code == code and told.startswith("Interrupted at step 1 of 10") and "gnored" not in told
+    assert signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
 
 
 def test_a_run_that_resumes_is_interrupted(tmp_path, stop):

@@ -85,3 +85,18 @@ def test_a_trainer_and_its_history_are_tables() -> None:
     assert [line.split()[0] for line in lines[2:]] == ["1", "2", "3", "4", "5", "…", "8", "9", "10", "11", "12"]
     assert float(lines[-1].split()[2]) == pytest.approx(history.epochs[-1].train_loss, rel=1e-3)
     assert repr(sb.train.History()) == "History: 0 epochs, 0 steps"
+
+
+def test_callbacks_and_data_sets_show_the_call_that_builds_them() -> None:
+    """A user's callback as well."""
+
+    class Mine(sb.train.Callback):
+        pass
+
+    assert repr(Mine()) == "Mine()"
+    text = "EarlyStopping(monitor='train_accuracy', patience=4, mode='max', restore_best=True)"
+    assert repr(eval(text, vars(sb.train))) == text
+    bits = "WithPositions(BitstreamDataset(10, samples=3), 2)"
+    assert repr(eval(bits, vars(sb.data))) == bits
+    table = sb.data.ArrayDataset([[1.0, 2.0]], [0], batch_first=True)
+    assert repr(table) == "ArrayDataset(<float64 array (1, 2)>, <int64 array (1,)>, batch_first=True)"

@@ -133,10 +133,16 @@ def test_tensors_and_columns_that_are_no_arrays_of_numbers():
     with pytest.raises(ShapeError, match=r"inputs.*dense"):
         ArrayDataset(torch.ones(4, 2).to_sparse(), LABELS)
     assert ArrayDataset(torch.ones(4, 2).bfloat16(), LABELS).batch([0])[0].dtype == np.float32
-    for column in (["a", "b", "a", "c"], pandas.date_range("2020", periods=4)):
-        with pytest.raises(DTypeError, match=r"targets.*numpy.unique"):
+    dates = pandas.date_range("2020", periods=4)
+    for column, remedy in ((["a", "b", "a", "c"], "numpy.unique"), (dates, "timedelta64")):
+        with pytest.raises(DTypeError, match=f"targets.*{remedy}"):
             ArrayDataset(ROWS, pandas.Series(column))
-    with pytest.raises(ShapeError, match="lengths="):
+    frame = pandas.DataFrame({"n": [1, 2, None, 4], "day": dates, "name": list("abcd")})
+    with pytest.raises(DTypeError, match=r"inputs.* columns 'day', 'name'\."):
+        ArrayDataset(frame, LABELS)
+    with pytest.raises(DTypeError, match=r"inputs\.to_numpy\(float\)"):
+        ArrayDataset(frame.assign(half=[0.5, None, 1.5, 2.5])[["n", "half"]].convert_dtypes(), LABELS)
+    with pytest.raises(ShapeError, match=r"[^.]\. Pad .*lengths="):
         ArrayDataset([[1.0], [1.0, 2.0]], [0, 1])
 
 

@@ -31,6 +31,7 @@ def saved_of(layer, x):
 CALLS = [
     # layers
     (OptionError, "self.children = {'name': layer}", lambda: setattr(nn.ReLU(), "children", [nn.ReLU()])),
+    (OptionError, r"Sequential\(\*layers\)", lambda: nn.Sequential([nn.ReLU()])),
     (DTypeError, "byte order", lambda: nn.ReLU().params.update(scale=np.ones(2, ">f4"))),
     # activations
     (OptionError, "approximation", lambda: nn.GELU("erf")),
@@ -44,7 +45,10 @@ CALLS = [
     (ShapeError, "channels", lambda: nn.PReLU(3, **F8).forward(np.ones((2, 4)))),
     # losses
     (DTypeError, "class numbers", lambda: nn.CrossEntropyLoss().forward(LOGITS, np.ones(2))),
-    (DTypeError, "integers", lambda: nn.NLLLoss().forward(LOGITS, LOGITS)),
+    (DTypeError, r"astype\(int\)", lambda: nn.CrossEntropyLoss().forward(LOGITS, CLASSES * 1.0)),
+    (ShapeError, r"argmax\(axis=1\)", lambda: nn.CrossEntropyLoss().forward(LOGITS, np.eye(2, 3, dtype=int))),
+    (ShapeError, r"reshape\(-1\)", lambda: nn.CrossEntropyLoss().forward(LOGITS, CLASSES[:, None])),
+    (DTypeError, r"argmax\(axis=1\)", lambda: nn.NLLLoss().forward(LOGITS, LOGITS)),
     (ShapeError, "target", lambda: nn.CrossEntropyLoss().forward(LOGITS, np.zeros(3, int))),
     (ShapeError, "empty", lambda: nn.CrossEntropyLoss().forward(np.ones((0, 3)), np.zeros(0, int))),
     (ShapeError, "no classes", lambda: nn.CrossEntropyLoss().forward(np.ones((2, 0)), CLASSES)),
@@ -57,7 +61,8 @@ CALLS = [
     (OptionError, "label_smoothing", lambda: nn.CrossEntropyLoss(label_smoothing=1.5)),
     (OptionError, "size_average", lambda: nn.CrossEntropyLoss(size_average=True)),
     (OptionError, "ignore_index", lambda: nn.CrossEntropyLoss(ignore_index=1.5)),
-    (ShapeError, "target", lambda: nn.MSELoss().forward(LOGITS, LOGITS.T)),
+    (ShapeError, r"Got \(3, 2\)\.$", lambda: nn.MSELoss().forward(LOGITS, LOGITS.T)),
+    (ShapeError, r"reshape\(-1, 1\)", lambda: nn.MSELoss().forward(LOGITS[:, :1], LOGITS[:, 0])),
     (DTypeError, "target", lambda: nn.MSELoss().forward(LOGITS, LOGITS.astype(np.float32))),
     (ShapeError, "empty", lambda: nn.MSELoss().forward(LOGITS[:0], LOGITS[:0])),
     (OptionError, "missing", lambda: nn.MSELoss(reduction="none").input_grad(LOGITS)),

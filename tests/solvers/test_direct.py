@@ -117,9 +117,13 @@ def test_factors_are_permuted_triangles(n, dtype, kind, trans, seed):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_factors_have_the_dtype_and_solutions_the_order_of_superlus(dtype):
     matrix = sp.csc_array(np.diag(np.arange(1, 4)).astype(dtype))
-    for b in (np.ones(3, np.float32), np.ones((3, 2), np.int8), np.ones((3, 1), np.float32)):
-        x, expected = solvers.splu(matrix).solve(b), theirs.splu(matrix).solve(b)
-        assert x.dtype == expected.dtype and x.flags.f_contiguous == expected.flags.f_contiguous
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PendingDeprecationWarning)
+        column = np.matrix("1; 2; 3", np.int8)
+    for b in (np.ones(3, np.float32), np.ones((3, 2), np.int8), np.ones((3, 1), np.float32), column):
+        x, expected = solvers.splu(matrix).solve(b, "t"), theirs.splu(matrix).solve(b, "t")
+        assert type(x) is type(expected) and x.dtype == expected.dtype
+        assert x.flags.f_contiguous == expected.flags.f_contiguous
 
 
 def test_longer_numbers_than_double_precision_are_refused():
@@ -227,7 +231,7 @@ def test_pivots_of_rounding_alone_give_a_warning_and_small_ones_of_regular_matri
         assert [one.category for one in ours] == [theirs.MatrixRankWarning]
 
 
-@pytest.mark.parametrize("options", [{"permc_spec": "NATURAL"}, {"diag_pivot_thresh": 0.0},
+@pytest.mark.parametrize("options", [{"permc_spec": "natural"}, {"permc_spec": 0}, {"diag_pivot_thresh": 0.0},
                                      {"options": {"SymmetricMode": True}}])  # fmt: skip
 def test_pivots_that_are_asked_for_are_superlus(options):
     matrix = sp.csc_array([[4.0, 1.0], [1.0, 3.0]])
@@ -257,7 +261,10 @@ def test_wrong_arguments():
         (DTypeError, lambda: solvers.spsolve(np.array([["a"]]), np.ones(1))),
         (DTypeError, lambda: solvers.spsolve(square, np.array(list("abc")))),
         (DTypeError, lambda: solvers.splu(square.astype(np.float32)).solve(np.ones(3))),
-        (OptionError, lambda: lu.solve(np.ones(3), "C")),
+        (DTypeError, lambda: lu.solve(square)), (OptionError, lambda: lu.solve(np.ones(3), "C")),
+        (OptionError, lambda: solvers.spsolve(square, np.ones(3), "COLAMB")),
+        (OptionError, lambda: solvers.splu(square, "MY_PERMC")),  # SciPy's crashes
+        (OptionError, lambda: solvers.splu(square, 4)),
     ]:  # fmt: skip
         with pytest.raises(error):
             call()

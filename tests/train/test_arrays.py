@@ -119,6 +119,8 @@ def test_what_does_not_fit_is_refused():
         orders.refused(lambda f=fit: f(None))
         orders.refused(lambda f=fit: f([x, t]))
         orders.refused(lambda f=fit: f(x))
+        orders.refused(lambda f=fit: f("data.csv"))
+        orders.refused(lambda f=fit: f({"x": x, "target": t}))
         orders.refused(lambda f=fit: f((x, t[:5])), error=ShapeError)
         orders.refused(lambda f=fit: f((x[:0], t[:0])), error=ShapeError)
         orders.refused(lambda f=fit: f(([[1.0], [1.0, 2.0]], [0, 1])), error=ShapeError)
