@@ -12,6 +12,7 @@ import pytest
 import scipy.sparse as sp
 
 import sparsebp as sb
+from jacobians.operations import awkward, check_every_operation
 from sparsebp.core.errors import OptionError, PatternError, TracingError
 from sparsebp.jacobians.tape import loops
 from sparsebp.jacobians.tape.environment import Environment
@@ -70,6 +71,12 @@ def test_by_numba_in_both_dtypes(make, f, n, args):
     dense = new(x, *args, check=True).toarray()
     if new._scalar:
         np.testing.assert_array_equal(dense, dense.T)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_every_operation_is_numpys(dtype):
+    """By Numba, whose functions differ from NumPy's at zeros, infinity and rounded quotients."""
+    check_every_operation(loops.Loop, *awkward(dtype, np.finfo(dtype).smallest_subnormal), exact=True)
 
 
 def test_machine_code_is_kept_on_disk(monkeypatch, tmp_path):
