@@ -242,7 +242,8 @@ class Loop:
             inside = [*starts, f"        {samples}", f"            {each}", *inside]
             for line in ends:
                 inside += [f"            {each}", line]
-        text = "\n".join([f"# {kind}, with subnormal numbers in all parts", BODY, *before, turns, *inside, *after, ENTRY])
+        lines = [f"# {kind}, with subnormal numbers in all parts", BODY, *before, turns, *inside, *after, ENTRY]
+        text = "\n".join(lines)
         return text.replace("SUMS", str(max(len(self._sums), 1)))
 
 

@@ -237,7 +237,7 @@ class _ApartCode(_Code):
 class _InnerCompiler(KernelCompiler):
     """Numba's compiler, stopped before the machine code."""
 
-    lowering = NativeLowering
+    lowering: type[BaseNativeLowering] = NativeLowering
     library: type[_Code] = _Code
 
     def _compile_core(self) -> Any:
