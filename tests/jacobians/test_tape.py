@@ -578,3 +578,11 @@ def test_subclasses_of_arrays_are_on_the_host(loops_in_python):
     jac, x = sb.sparse_jacobian(np.sin, np.ones(3), compiled=True), np.ones(3).view(type("Own", (np.ndarray,), {}))
     np.testing.assert_allclose(jac.values(x), np.cos(1.0) * np.ones(3))
     assert "CUDA" not in jac.describe()
+
+
+def test_slopes_of_remainders_are_whole_quotients(loops_in_python):
+    x = np.array([3.0, 0.1])  # 3 / 0.1 is rounded to 30, and 29 times 0.1 were taken off
+    for f in (lambda x: np.remainder(x[:1], x[1:]), lambda x: np.fmod(x[:1], x[1:])):
+        for compiled in (True, False):
+            jac = sb.sparse_jacobian(f, np.ones(2), compiled=compiled)
+            np.testing.assert_array_equal([jac.values(x) for _ in range(3)], [[1.0, -29.0]] * 3)
