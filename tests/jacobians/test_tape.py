@@ -10,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from scipy.interpolate import CubicSpline
 
 import sparsebp as sb
+from jacobians.operations import awkward, check_every_operation
 from sparsebp.core.errors import OptionError, PatternError, TracingError
 from sparsebp.jacobians.tape import loops
 from sparsebp.jacobians.tape.environment import Environment
@@ -70,6 +72,12 @@ def test_by_numba_in_both_dtypes(make, f, n, args):
     dense = new(x, *args, check=True).toarray()
     if new._scalar:
         np.testing.assert_array_equal(dense, dense.T)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_every_operation_is_numpys(dtype):
+    """By Numba, whose functions differ from NumPy's at zeros, infinity and rounded quotients."""
+    check_every_operation(loops.Loop, *awkward(dtype, np.finfo(dtype).smallest_subnormal), exact=True)
 
 
 def test_machine_code_is_kept_on_disk(monkeypatch, tmp_path):
@@ -235,6 +243,83 @@ def test_environments_follow_calls():
     environment = Environment(f)
     inner["other"] = 1
     assert not environment.holds()
+
+
+class Slotted:
+    __slots__ = ("k",)
+
+    def __init__(self):
+        self.k = 1.0
+
+    def __float__(self):
+        return self.k
+
+
+class Squared(dict):
+    extra = 1.0
+
+    def __missing__(self, key):
+        return self.extra
+
+
+class Reading:
+    def __get__(self, instance, owner=None):
+        return instance.weights[0]
+
+
+class Hidden:
+    reading = Reading()
+
+    def __init__(self):
+        self.weights = [1.0]
+
+    @property
+    def first(self):
+        return self.weights[0]
+
+    def __getitem__(self, key):
+        return self.weights[key]
+
+
+def absent(x):
+    return x * max(1.0, 2.0)
+
+
+def test_what_hides_behind_special_methods_and_functions_is_seen(monkeypatch):
+    def of_default(x, k=1.0, *, b=2.0):
+        return k * b * x
+
+    def of_own(x):
+        return of_own.k * x
+
+    of_own.k = 1.0
+    slotted, hidden, squared, zeros, spline = (
+        Slotted(),
+        Hidden(),
+        Squared(),
+        np.zeros(5000),
+        CubicSpline([0, 1], [0, 1]),
+    )
+    cases = [
+        (of_default, lambda: setattr(of_default, "__defaults__", (3.0,))),
+        (of_default, lambda: of_default.__kwdefaults__.update(b=3.0)),
+        (of_default, lambda: setattr(of_default, "__code__", (lambda x, k, *, b: x).__code__)),
+        (of_own, lambda: setattr(of_own, "k", 2.0)),
+        (lambda x: float(slotted) * x, lambda: setattr(slotted, "k", 2.0)),
+        (lambda x: hidden[0] * x, lambda: hidden.weights.append(2.0)),
+        (lambda x: hidden.reading * x, lambda: hidden.weights.append(2.0)),
+        (lambda x: hidden.first * x, lambda: setattr(Hidden, "first", property(lambda self: 2.0))),
+        (lambda x: squared["a"] * x, lambda: setattr(squared, "extra", 2.0)),
+        (lambda x: np.copysign(x, zeros[:3]), lambda: np.negative(zeros, out=zeros)),
+        (lambda x: spline(0.5) * x, lambda: np.negative(spline.c, out=spline.c)),
+        (lambda x: hidden[0] * x, lambda: setattr(hidden, "__class__", type("Other", (Hidden,), {}))),
+        (absent, lambda: monkeypatch.setitem(globals(), "max", min)),
+    ]  # fmt: skip
+    for f, change in cases:
+        environment = Environment(f)
+        assert environment.holds()
+        change()
+        assert not environment.holds()
 
 
 def test_branches_on_values_are_refused_as_before(loops_in_python):
@@ -479,3 +564,25 @@ def test_an_environment_with_other_derivatives_is_an_error(loops_in_python):
     for _ in range(2):
         with pytest.raises(PatternError, match="changed"):
             jac.values(x)
+
+
+def test_zeros_among_constants_have_signs(loops_in_python):
+    x = RNG.uniform(0.5, 2, 6)
+    for signs in ([0.0, -0.0], [-0.0], [1.0, -0.0, 0.0]):
+        of = np.resize(signs, 6)
+        jac = sb.sparse_jacobian(lambda x, of=of: np.copysign(x, of), x, compiled=True)
+        np.testing.assert_array_equal(jac._tape._records[x.dtype].run("value", (x,)), np.copysign(x, of))
+
+
+def test_subclasses_of_arrays_are_on_the_host(loops_in_python):
+    jac, x = sb.sparse_jacobian(np.sin, np.ones(3), compiled=True), np.ones(3).view(type("Own", (np.ndarray,), {}))
+    np.testing.assert_allclose(jac.values(x), np.cos(1.0) * np.ones(3))
+    assert "CUDA" not in jac.describe()
+
+
+def test_slopes_of_remainders_are_whole_quotients(loops_in_python):
+    x = np.array([3.0, 0.1])  # 3 / 0.1 is rounded to 30, and 29 times 0.1 were taken off
+    for f in (lambda x: np.remainder(x[:1], x[1:]), lambda x: np.fmod(x[:1], x[1:])):
+        for compiled in (True, False):
+            jac = sb.sparse_jacobian(f, np.ones(2), compiled=compiled)
+            np.testing.assert_array_equal([jac.values(x) for _ in range(3)], [[1.0, -29.0]] * 3)

@@ -185,7 +185,7 @@ class TapeDerivatives:
     def _key(self, args: tuple[Any, ...]) -> Any:
         """Return where the record for these arguments is: by the dtype of x, and its device."""
         x = args[self._given[2]]
-        return x.dtype if type(x) is np.ndarray else (x.dtype, backend.device_number(backend.namespace(x)))
+        return (x.dtype, backend.device_number(backend.namespace(x))) if backend.is_on_device(x) else x.dtype
 
     def _current(self, args: tuple[Any, ...]) -> _Record | None:
         """Return the record for x of this dtype and device, if there is one whose environment is as it was."""

@@ -25,6 +25,8 @@ from sparsebp.products.product import ProductPlan, plan_product
 
 X, CONSTANT = -1, -2
 """Levels of x, and of numbers that do not depend on it."""
+MOST_SIZES = 2
+"""Sizes of batches for which arrays are kept, next to the newest: one x, and the parts of a long batch."""
 
 
 class Buffers:
@@ -40,6 +42,8 @@ class Buffers:
         if self._xp is not np:  # whose pool keeps memory, by streams
             yield lambda name, size, fill=None: self._new((size, *batch), fill)
             return
+        for old in [*self._free][:-MOST_SIZES] if batch not in self._free else ():
+            self._free.pop(old, None)
         free = self._free.setdefault(batch, [])
         try:
             arrays = free.pop()

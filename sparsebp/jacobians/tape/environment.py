@@ -19,14 +19,19 @@ import numpy as np
 from sparsebp.jacobians.tape.expressions import UnrecordedError
 
 PURE = {"numpy", "scipy", "math", "cmath", "operator", "itertools", "functools", "builtins", "collections", "typing",
-        "numbers", "copy"}  # fmt: skip
+        "numbers", "copy", "enum"}  # fmt: skip
 """Modules whose functions depend on their arguments alone, but for `IMPURE`."""
 IMPURE = {"random", "load", "loadtxt", "fromfile", "genfromtxt", "memmap", "lru_cache", "cache", "count", "cycle",
-          "errstate", "seterr"}  # fmt: skip
+          "errstate", "seterr", "attrgetter", "methodcaller"}  # fmt: skip
 OPEN = {"eval", "exec", "globals", "locals", "vars", "getattr", "setattr", "delattr", "open", "input", "id", "hash",
         "__import__", "next"}  # fmt: skip
 """Built-in functions that reach what the code does not name."""
 NUMBERS = (int, float, complex, str, bytes, bool, type(None), type(...), slice, range, np.generic, np.dtype)
+UNUSED = {f"__{name}__" for name in (
+    "init", "new", "post_init", "init_subclass", "class_getitem", "set_name", "del", "repr", "str", "format", "dir",
+    "sizeof", "hash", "reduce", "reduce_ex", "getstate", "setstate", "getnewargs", "copy", "deepcopy", "setattr",
+    "delattr", "setitem", "delitem")}  # fmt: skip
+"""Special methods that no expression calls; all others are a part of the code that is reached with an object."""
 MISSING = object()
 LARGE = 1 << 14
 """Bytes of an array from which it is compared in place."""
@@ -44,6 +49,7 @@ class Environment:
     def __init__(self, f: Callable[..., Any], *constants: Any) -> None:
         self._bindings: list[tuple[Mapping[str, Any], str, Any]] = []
         self._cells: list[tuple[Any, Any]] = []
+        self._fields: list[tuple[Any, str, Any]] = []  # code and defaults of functions, classes of objects
         self._contents: list[tuple[Any, Any]] = []  # lists, dictionaries and sets
         self._arrays: list[tuple[np.ndarray, tuple[int, ...], Any]] = []
         self._names: set[str] = set()  # attributes that any code may ask for
@@ -59,6 +65,7 @@ class Environment:
             return (
                 all(mapping.get(name, MISSING) is value for mapping, name, value in self._bindings)
                 and all(cell.cell_contents is value for cell, value in self._cells)
+                and all(getattr(owner, name) is value for owner, name, value in self._fields)
                 and all(_holds_the_same(container, kept) for container, kept in self._contents)
                 and all(a.shape == shape and _same(a, kept) for a, shape, kept in self._arrays)
             )
@@ -66,7 +73,8 @@ class Environment:
             return False
 
     def _visit(self, value: Any) -> None:
-        if isinstance(value, NUMBERS) or id(value) in self._seen:
+        builtin = type(value).__module__.split(".")[0] in PURE
+        if (builtin and isinstance(value, NUMBERS)) or id(value) in self._seen:
             return
         self._seen[id(value)] = value
         module = getattr(value, "__module__", None) or ""
@@ -83,9 +91,11 @@ class Environment:
             self._visit_all(value)
             if not isinstance(value, (tuple, frozenset)):
                 self._contents.append((value, _content(value)))
+            self._visit_class(value, builtin)
         elif isinstance(value, dict):
             self._visit_all(value.values())
             self._contents.append((value, _content(value)))
+            self._visit_class(value, builtin)
         elif isinstance(value, types.FunctionType) and not pure:
             self._visit_function(value)
         elif isinstance(value, (types.BuiltinFunctionType, types.BuiltinMethodType)):
@@ -96,7 +106,7 @@ class Environment:
                 raise unknown(value)
             if owner is builtins and value.__name__ in OPEN:
                 raise unknown(value)
-        elif isinstance(value, (type, np.ufunc, types.FunctionType)) or (pure and callable(value)):
+        elif isinstance(value, (type, np.ufunc, types.FunctionType)) or (pure and _is_function(value)):
             if not pure and not isinstance(value, np.ufunc):
                 raise unknown(value)
             if getattr(value, "__name__", "") in IMPURE:
@@ -117,24 +127,36 @@ class Environment:
         self._holders.append((module, vars(module), set()))
 
     def _visit_object(self, value: Any) -> None:
-        """Look into an object with attributes: later those that code may ask for, at once those of a sparse matrix."""
+        """Look into an object with attributes: later those that code may ask for, at once all that NumPy's may use."""
         kind = type(value)
         own = getattr(value, "__dict__", None)
         plain = kind.__getattribute__ is object.__getattribute__ or kind is types.SimpleNamespace
-        if own is None or not plain or hasattr(kind, "__getattr__"):
+        slots = [name for base in kind.__mro__ if "__slots__" in vars(base) for name, slot in vars(base).items()
+                 if isinstance(slot, types.MemberDescriptorType) and hasattr(value, name)]  # fmt: skip
+        if (own is None and not slots and not isinstance(value, NUMBERS)) or not plain or hasattr(kind, "__getattr__"):
             raise unknown(value)
-        if kind.__module__.startswith("scipy.sparse"):
-            for name, part in own.items():
-                self._bind(own, name, part)
-            return
+        self._fields += [(value, name, getattr(value, name)) for name in slots]
+        self._visit_all(getattr(value, name) for name in slots)
         if kind.__module__.split(".")[0] in PURE:
-            raise unknown(value)
-        self._holders.append((value, own, set()))
-        for base in kind.__mro__:
-            if base is not object:
-                self._holders.append((base, vars(base), set()))
-        if "__call__" in vars(kind):
-            self._visit(vars(kind)["__call__"])
+            for name, part in (own or {}).items():
+                self._bind(own or {}, name, part)
+        else:
+            self._visit_class(value, builtin=False)
+
+    def _visit_class(self, value: Any, builtin: bool) -> None:
+        """Note the attributes of an object and of its class, and look into special methods, which no name asks for."""
+        if builtin:
+            return
+        self._fields.append((value, "__class__", type(value)))
+        if (own := getattr(value, "__dict__", None)) is not None:
+            self._holders.append((value, own, set()))
+        for base in type(value).__mro__:
+            if base.__module__.split(".")[0] in PURE:
+                continue
+            self._holders.append((base, vars(base), set()))
+            for name, method in vars(base).items():
+                if isinstance(method, types.FunctionType) and name[:2] == "__" and name not in UNUSED:
+                    self._visit(method)
 
     def _look_into(self, owner: Any, attributes: Mapping[str, Any], done: set[str]) -> bool:
         """Visit attributes that code may ask for; return whether there were new ones."""
@@ -147,16 +169,15 @@ class Environment:
         pure = isinstance(owner, types.ModuleType) and owner.__name__.split(".")[0] in PURE
         for name in new:
             value = attributes[name]
+            if isinstance(value, types.MemberDescriptorType) or type(value).__module__ == "_collections":
+                continue  # a slot, or a field of a named tuple
             if pure:
                 if name in IMPURE:
                     raise unknown(value)
                 continue
-            if isinstance(value, property):
-                self._visit_all(part for part in (value.fget,) if part is not None)
-            elif isinstance(value, (staticmethod, classmethod)):
-                self._visit(value.__func__)
-            else:
-                self._bind(attributes, name, value)
+            self._bindings.append((attributes, name, value))
+            self._visit(value.fget if isinstance(value, property) else value.__func__ if isinstance(
+                value, (staticmethod, classmethod)) else value)  # fmt: skip
         return bool(new)
 
     def _bind(self, mapping: Mapping[str, Any], name: str, value: Any) -> None:
@@ -165,6 +186,9 @@ class Environment:
 
     def _visit_function(self, f: types.FunctionType) -> None:
         self._visit_all((f.__defaults__ or (), f.__kwdefaults__ or {}))
+        self._fields += [(f, name, getattr(f, name)) for name in ("__code__", "__defaults__", "__kwdefaults__")]
+        if f.__dict__:
+            self._holders.append((f, f.__dict__, set()))
         for cell in f.__closure__ or ():
             try:
                 value = cell.cell_contents
@@ -186,10 +210,17 @@ class Environment:
                     self._bind(names, step.argval, names[step.argval])
                 elif step.argval in OPEN:
                     raise unknown(getattr(builtins, step.argval))
+                else:  # a name that comes may hide one of Python's
+                    self._bindings.append((names, step.argval, MISSING))
         self._names |= set(code.co_names)
         for inner in code.co_consts:
             if isinstance(inner, types.CodeType):
                 self._visit_code(inner, names, outside & set(inner.co_freevars))
+
+
+def _is_function(value: Any) -> bool:
+    """Return whether this is a function of an extension module, rather than an object that can be called."""
+    return callable(value) and hasattr(value, "__name__") and not isinstance(value, np.vectorize)
 
 
 def unknown(value: Any) -> UnrecordedError:
@@ -218,5 +249,5 @@ def _same(a: np.ndarray, kept: Any) -> bool:
         return bool(a.dtype == kept[0]) and a.tobytes() == kept[1]
     if a.dtype != kept.dtype:
         return False
-    equal = a == kept
-    return bool(equal.all()) or bool((equal | ((a != a) & (kept != kept))).all())  # NaN # noqa: PLR0124
+    one, other = (np.ascontiguousarray(array).view(f"u{min(a.itemsize, 8)}") for array in (a, kept))
+    return bool((one == other).all())

@@ -44,9 +44,12 @@ CODE = {
         "arccos", "arctan", "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh", "floor", "ceil", "trunc", "rint",
         "isfinite", "isinf", "isnan", "signbit")},
     **{name: f"np.{name}({{0}}, {{1}})" for name in (
-        "arctan2", "hypot", "logaddexp", "logaddexp2", "copysign", "fmod", "remainder", "floor_divide")},
+        "arctan2", "hypot", "logaddexp", "logaddexp2", "copysign", "fmod")},
+    "remainder": "np.copysign(np.remainder({0}, {1}), {1})",  # Numba's zeros have another sign
+    "floor_divide": "{0} / {1} if {1} == kind(0) else np.copysign(np.rint(({0} - np.fmod({0}, {1})) / {1})"
+                    " - kind(np.fmod({0}, {1}) != np.remainder({0}, {1})), {0} / {1})",
     "add": "{0} + {1}", "subtract": "{0} - {1}", "multiply": "{0} * {1}", "divide": "{0} / {1}", "negative": "-{0}",
-    "power": "{0} ** {1}", "absolute": "abs({0})", "sign": "np.sign({0})",
+    "power": "{0} ** {1}", "absolute": "abs({0})", "sign": "np.sign({0}) if {0} != kind(0) else kind(0)",
     "heaviside": "kind(0) if {0} < kind(0) else ({1} if {0} == kind(0) else (kind(1) if {0} > kind(0) else {0}))",
     "equal": "{0} == {1}", "not_equal": "{0} != {1}", "less": "{0} < {1}", "less_equal": "{0} <= {1}",
     "greater": "{0} > {1}", "greater_equal": "{0} >= {1}",
@@ -56,7 +59,7 @@ CODE = {
     "fmax": "{0} if ({0} >= {1}) | ({1} != {1}) else {1}", "fmin": "{0} if ({0} <= {1}) | ({1} != {1}) else {1}",
     "expit": "kind(1) / (kind(1) + np.exp(-{0}))", "erf": "kind(math.erf({0}))", "erfc": "kind(math.erfc({0}))",
     "logit": "np.log({0} / (kind(1) - {0}))",
-    "log_expit": "({0} if {0} < kind(0) else kind(0)) - np.log1p(np.exp(-abs({0})))",
+    "log_expit": "({0} if {0} < kind(0) else kind(-0.0)) - np.log1p(np.exp(-abs({0})))",
     "xlogy": "kind(0) if ({0} == kind(0)) & ({1} == {1}) else {0} * np.log({1})",
     "ndtr": "kind(0.5) * kind(math.erfc({0} * kind(-0.7071067811865476)))",
 }  # fmt: skip
@@ -239,7 +242,8 @@ class Loop:
             inside = [*starts, f"        {samples}", f"            {each}", *inside]
             for line in ends:
                 inside += [f"            {each}", line]
-        text = "\n".join([f"# {kind}, with subnormal numbers, in parts", BODY, *before, turns, *inside, *after, ENTRY])
+        lines = [f"# {kind}, with subnormal numbers in all parts", BODY, *before, turns, *inside, *after, ENTRY]
+        text = "\n".join(lines)
         return text.replace("SUMS", str(max(len(self._sums), 1)))
 
 
@@ -302,7 +306,7 @@ def translated(text: str) -> Callable[..., None]:
     import numba
     from numba.core.typed_passes import NativeLowering
 
-    from sparsebp.kernels.host.engine.compile import JIT, SERIAL, KernelCompiler, _InnerCompiler
+    from sparsebp.kernels.host.engine.compile import JIT, SERIAL, ExactLowering, KernelCompiler, _InnerCompiler
     from sparsebp.kernels.host.engine.threads import in_parts
 
     class Compiler(KernelCompiler):
@@ -312,6 +316,8 @@ def translated(text: str) -> Callable[..., None]:
 
     class Body(_InnerCompiler):
         """Of what runs in parts: numbers, derivatives and what is kept in between are different arrays."""
+
+        lowering = ExactLowering
 
         def _compile_core(self) -> Any:
             self.state.flags.noalias = True

@@ -145,9 +145,11 @@ class Recorder(Level):
         values = np.array(values, self.dtype).ravel()  # f may write to its own
         if np.isnan(values).any():
             raise self.refuse("A value that is read from x (a maximum, a solve), or NaN among constants,")
-        few, which = np.unique(values, return_inverse=True) if len(values) <= 64 else (values, np.arange(len(values)))
-        if len(values) > 64 and (values == values[0]).all():
-            few, which = values[:1], np.zeros(len(values), int)
+        bits = values.view(f"u{values.itemsize}")  # zeros have signs
+        few, which = (bits, np.arange(len(bits)))
+        if len(bits) <= 64 or (bits == bits[0]).all():
+            few, which = np.unique(bits, return_inverse=True)
+        few = few.view(values.dtype)
         key = few.tobytes()
         start = self._constant_at.get(key)
         if start is None:
@@ -161,8 +163,8 @@ class Recorder(Level):
         if values.dtype.kind not in "fiub":
             raise self.refuse(f"A constant of {values.dtype}")
         first = float(values.flat[0]) if values.size else 0.0
-        short = abs(first) <= 16 and first * 2 == int(first * 2) and not (first == 0 and np.signbit(first))
-        if short and (values == first).all():
+        short = abs(first) <= 16 and first * 2 == int(first * 2)
+        if short and (values == first).all() and (first or not np.signbit(values).any()):
             found = Elements(values.size, [Piece(self.table.number(first), ())])
         else:
             found = Elements(values.size, [Piece(self.table.make("leaf", 0), (self._stored(values),))])

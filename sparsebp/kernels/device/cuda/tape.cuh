@@ -59,16 +59,6 @@ __device__ __forceinline__ real remainder(real x, real y) {
     return (y < 0) != (r < 0) ? r + y : r;
 }
 
-__device__ __forceinline__ real floor_divide(real x, real y) {
-    if (y == 0) return x / y;
-    const real r = ::fmod(x, y);
-    real quotient = (x - r) / y;
-    if (r != 0 && (y < 0) != (r < 0)) quotient -= 1;
-    if (quotient == 0) return ::copysign(real(0), x / y);
-    const real whole = ::floor(quotient);
-    return quotient - whole > real(0.5) ? whole + 1 : whole;
-}
-
 __device__ __forceinline__ real logaddexp(real x, real y) {
     if (x == y) return x + real(0.693147180559945309417232121458176568);  // infinities too
     const real d = x - y;

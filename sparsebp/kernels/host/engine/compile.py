@@ -154,6 +154,27 @@ class _FlushingLowering(BaseNativeLowering):
         return _FlushingLower if _FLUSH else Lower
 
 
+class _ExactLower(_FlushingLower):
+    """The same of a function that flushes nothing, whoever calls it."""
+
+    def pre_lower(self) -> None:
+        """Begin the function; a name of Numba's."""
+        super().pre_lower()
+        self._write(self.builder.and_(self._before, self._before.type(~_FLUSH)))
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class ExactLowering(BaseNativeLowering):
+    """Numba's pass with that translator, for what threads of a team run: their mode flushes."""
+
+    _name: Any = "exact_native_lowering"
+
+    @property
+    def lowering_class(self) -> type[Lower]:
+        """The translator; a name of Numba's."""
+        return _ExactLower if _FLUSH else Lower
+
+
 _PASSES = (
     TranslateByteCode,
     FixupArgs,
@@ -216,7 +237,7 @@ class _ApartCode(_Code):
 class _InnerCompiler(KernelCompiler):
     """Numba's compiler, stopped before the machine code."""
 
-    lowering = NativeLowering
+    lowering: type[BaseNativeLowering] = NativeLowering
     library: type[_Code] = _Code
 
     def _compile_core(self) -> Any:
