@@ -132,6 +132,8 @@ def _checked(a: Any, b: Any, h0: Any, dim: int) -> tuple[Tensor, Tensor, Tensor 
 
 
 def _check_broadcasts(name: str, x: Tensor, b: Tensor) -> None:
+    if x.shape == b.shape:
+        return
     if x.dim() > b.dim() or any(n not in (1, full) for n, full in zip(x.shape[::-1], b.shape[::-1], strict=False)):
         raise ShapeError(f"{name} has the wrong shape", expected=f"{tuple(b.shape)}, or 1 for any of them",
                          got=tuple(x.shape))  # fmt: skip

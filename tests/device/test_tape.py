@@ -142,23 +142,23 @@ def test_every_operation_is_numpys(dtype, real, architecture, interpreted_loops)
     assert usage(log_of(loop._file, {"REAL": real}, architecture))
 
 
+def launch_in_python(kernels, text, like, count, *args):
+    """Run a loop's text turn by turn."""
+    if text == device.SUMS:
+        parts, order, ends, to, out, lanes, _ = args
+        sums = [parts[order[a:b]].sum() for a, b in itertools.pairwise(ends)]
+        assert count == lanes * len(sums) and to is not None  # none is so long that it is split
+        out[to] += sums
+        return
+    numbers, adjoints, out, parts, index, at, _ = args
+    module = ModuleType("loop")
+    module.parts = parts
+    run = loops.as_python(text, module)
+    with np.errstate(all="ignore"):
+        run(like if numbers is None else numbers, adjoints, out, None if index is None else index.T, at, count)
+
+
 class InPython(DeviceKernels):
-    """Runs the loops' text turn by turn."""
-
-    def launch_emitted(self, text, like, count, *args):
-        if text == device.SUMS:
-            parts, order, ends, to, out, lanes, _ = args
-            sums = [parts[order[a:b]].sum() for a, b in itertools.pairwise(ends)]
-            assert count == lanes * len(sums) and to is not None  # none is so long that it is split
-            out[to] += sums
-            return
-        numbers, adjoints, out, parts, index, at, _ = args
-        module = ModuleType("loop")
-        module.parts = parts
-        run = loops.as_python(text, module)
-        with np.errstate(all="ignore"):
-            run(like if numbers is None else numbers, adjoints, out, None if index is None else index.T, at, count)
-
     def csr_matvec(self, indptr, indices, data, x, out, add=None):
         out[...] = sp.csr_array((data[:, 0], indices, indptr), shape=(len(out), len(x))) @ x
 
@@ -183,6 +183,7 @@ def test_random_programs(interpreted_loops, steps, n, seed, dtype):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(device, "as_cuda", lambda text: text)
             patch.setattr(device, "emitted", lambda text: text)
+            patch.setattr(device, "launch_emitted", launch_in_python)
             patch.setattr(device.DeviceLoop, "_apart", apart)
             try:
                 jac = make(g, np.zeros(n, dtype))

@@ -141,7 +141,7 @@ def test_numbers(ran: Ran) -> None:
     """A kernel that breaks the device costs its own points, and is told."""
     rows = result_of("gpu-numbers", ran.there)["rows"]
     wanted = ["forward", "input", "backward", "summed", "phases", "weights", "python", "captured", "cudnn", "scan"]
-    assert {row["what"] for row in rows} == {*wanted, "flashrnn", "spgemm"}
+    assert {row["what"] for row in rows} == {*wanted, "derivative", "flashrnn", "spgemm"}
     wrong = [row for row in rows if "error" in row]
     assert {row["what"] for row in wrong} == {"spgemm"} and len(wrong) == sum(row["what"] == "spgemm" for row in rows)
     assert all("CUDARuntimeError" in row["error"] for row in wrong)

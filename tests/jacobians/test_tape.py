@@ -586,3 +586,16 @@ def test_slopes_of_remainders_are_whole_quotients(loops_in_python):
         for compiled in (True, False):
             jac = sb.sparse_jacobian(f, np.ones(2), compiled=compiled)
             np.testing.assert_array_equal([jac.values(x) for _ in range(3)], [[1.0, -29.0]] * 3)
+
+
+@pytest.mark.parametrize("aim", [np.mean, np.var])
+def test_products_of_one_target_by_one_plan(aim):
+    """The same patterns, and so one plan, twice: only the first of its products is all of the target."""
+
+    def f(x):
+        s = np.sum(x) * x
+        return s - aim(s)
+
+    x = RNG.standard_normal(7)
+    found = sb.sparse_jacobian(f, x, compiled=True)._tape._records[x.dtype].tape.values((x,))
+    np.testing.assert_allclose(found, sb.sparse_jacobian(f, x).values(x), rtol=1e-10)

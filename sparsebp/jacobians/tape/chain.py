@@ -357,28 +357,28 @@ class Chain:
         top = range(self.depth) if pattern is None else [self.depth]
         order = [*((d, X) for d in top), *(at for at in sets if at[1] != X or at[0] not in top)]
         self.blocks = {at: self.out.block(sets[at]) for at in order}  # results one behind the other
-        first: dict[tuple[int, int], Any] = {}  # the first product of each target, and whether it is all of it
-        for at, *_, plan in products:
-            first.setdefault(at, plan if np.array_equal(keys_of(plan.pattern), sets[at]) else None)
-        local_at = {at: self.out.block(_distinct(keys[at])) if first.get(at) else self.blocks[at] for at in keys}
+        first: dict[tuple[int, int], int | None] = {}  # the number of each target's first product, if that is all of it
+        for number, (at, *_, plan) in enumerate(products):
+            first.setdefault(at, number if np.array_equal(keys_of(plan.pattern), sets[at]) else None)
+        starting = {at for at, number in first.items() if number is not None}
+        local_at = {at: self.out.block(_distinct(keys[at])) if at in starting else self.blocks[at] for at in keys}
         for at, found in keys.items():
             for entry, wanted in zip(entries[at[0]], found, strict=True):
                 self.out.write(entry.value, local_at[at].find(wanted), entry.stage)
         results = [self.blocks[d, X] for d in top]
-        whole = [self.blocks[at] for at, plan in first.items() if plan]
+        whole = [self.blocks[at] for at in starting]
         self.out.finish([*results, *(self.blocks[at] for at, *_ in products)], whole)
         self.products = []
-        for at, left, right, plan in products:
+        for number, (at, left, right, plan) in enumerate(products):  # plans of equal patterns are one object
             target = self.blocks[at]
-            starts = first[at] is plan
-            block = local_at[at] if starts else None
+            block = local_at[at] if first[at] == number else None
             of = keys_of(plan.pattern) if block is None else block.keys
             places = target.find(of)
             add = added(program, np.where(places < 0, -1, places - target.part.start), len(target.keys))
             self.products.append(Product(target, self.blocks[left], self.blocks[right], plan, block, add))
         self.most = max((plan.pattern.nnz for *_, plan, _, _ in self.products), default=0)
         self.size = sum(len(block.keys) for block in results)
-        self.apart = pattern is not None and bool(first.get(final))
+        self.apart = pattern is not None and bool(final in starting)
 
     def _note_needed(self, needed: np.ndarray, read: list[np.ndarray]) -> None:
         """Add the numbers on which the needed ones depend."""

@@ -17,7 +17,7 @@ from sparsebp.core import graphs
 from sparsebp.core.check import Array
 from sparsebp.jacobians.tape.loops import Leaf, Loop, Root, Where
 from sparsebp.kernels.device import emitted
-from sparsebp.kernels.device.launch import WARP
+from sparsebp.kernels.device.launch import WARP, launch_emitted
 
 LONGEST_SUM, SHORT_SUM = 512, 8
 """Parts of a sum: of more, they are split among several warps; of up to so many, on average, one thread sums them."""
@@ -152,7 +152,7 @@ class DeviceLoop(Loop):
         given = (arrays[name] if name in self._used else None for name in arrays)
         samples = np.int64(math.prod(batch))
         turns = self.count * int(samples)
-        self._device.launch_emitted(self._file, numbers, turns, *given, parts, self._index, self._at, samples)
+        launch_emitted(self._device, self._file, numbers, turns, *given, parts, self._index, self._at, samples)
         for where, sums in self._added:
             sums(parts, arrays[where])
 
@@ -243,5 +243,5 @@ class Sums:
             last, size = number == len(self._levels), len(ends) - 1
             sums, to = (out, self._to) if last else (self._device.xp.empty((size, *batch), parts.dtype), None)
             given = (parts, order, ends, to, sums, lanes, samples)
-            self._device.launch_emitted(self._file, parts, size * int(lanes * samples), *given)
+            launch_emitted(self._device, self._file, parts, size * int(lanes * samples), *given)
             parts = sums

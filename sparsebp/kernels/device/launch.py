@@ -124,14 +124,6 @@ class Launcher:
         grid = ceil_div(count, block[1]) if batch else 0
         self._launch(file, name, defines, grid, block, (*args, np.int64(count), *map(np.int32, sizes)))
 
-    def launch_emitted(self, file: str, like: Array, count: int, *args: Any) -> None:
-        """Run kernel ``run`` of an emitted file, of the dtype of `like`, with a thread for each of `count` turns.
-
-        Threads take further turns where there are more than a device runs at a time. `count` is the last argument.
-        """
-        grid = min(ceil_div(count, BLOCK), BLOCKS_AT_ONCE * self.loader.multiprocessors)
-        self._launch(file, "run", c_types(REAL=like), grid, (BLOCK,), (*args, np.int64(count)))
-
     def _allow(self, kernel: _Kernel, name: str, grid: int, shared: int) -> None:
         """Check sizes that few launches have, and ask the driver for so much shared memory, once a kernel."""
         if shared > self.loader.max_shared_memory or grid > MAX_GRID:
@@ -162,6 +154,15 @@ class Launcher:
                 got = f"device {value.data.device_id}"
                 raise DeviceError("An array is not on the current device", expected=f"device {current}", got=got)
         return current
+
+
+def launch_emitted(kernels: Launcher, file: str, like: Array, count: int, *args: Any) -> None:
+    """Run kernel ``run`` of an emitted file, of the dtype of `like`, with a thread for each of `count` turns.
+
+    Threads take further turns where there are more than a device runs at a time. `count` is the last argument.
+    """
+    grid = min(ceil_div(count, BLOCK), BLOCKS_AT_ONCE * kernels.loader.multiprocessors)
+    kernels._launch(file, "run", c_types(REAL=like), grid, (BLOCK,), (*args, np.int64(count)))
 
 
 def c_types(**arrays: Array) -> Defines:
