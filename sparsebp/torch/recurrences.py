@@ -208,7 +208,7 @@ def last_states(h: Tensor, start: Tensor, lengths: Tensor | None, reverse: bool)
 
 def array_of_lengths(lengths: Tensor | None, like: Any) -> Any:
     """Return lengths as an operator's kernel takes them, after checking their values against an array (T, B, …)."""
-    return checked_lengths(_array(lengths), like.shape, backend.namespace(like))
+    return checked_lengths(*_arrays(lengths), like.shape, backend.namespace(like))
 
 
 # ---- the operators ---------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def _compute(
     a: Tensor, b: Tensor, h0: Tensor | None, lengths: Tensor | None, reset: Tensor | None, reverse: bool
 ) -> Tensor:
     with on_its_stream(b):
-        *given, steps_of, resets = map(_array, (a, b, h0, lengths, reset))
+        *given, steps_of, resets = _arrays(a, b, h0, lengths, reset)
         return to_tensor(recurrence_of_arrays(*given, reverse=reverse, lengths=steps_of, reset=resets))
 
 
@@ -240,16 +240,21 @@ def _compute_vjp(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients at a, b and h0; the last is empty without h0."""
     with on_its_stream(h):
-        *given, steps_of, resets = map(_array, (a, h, grad_h, h0, lengths, reset))
+        *given, steps_of, resets = _arrays(a, h, grad_h, h0, lengths, reset)
         found = linear_recurrence_vjp(*given, reverse=reverse, lengths=steps_of, reset=resets)
         return to_tensor(found.a), to_tensor(found.b), h.new_empty(0) if h0 is None else to_tensor(found.h0)
 
 
-def _array(tensor: Tensor | None) -> Any:
-    """Return a tensor as an array: on the CPU with the strides that it has, on a GPU contiguous."""
-    if tensor is None:
-        return None
-    return to_array(tensor.resolve_conj().contiguous()) if tensor.is_cuda else tensor.resolve_conj().numpy(force=True)
+def _arrays(*tensors: Tensor | None) -> list[Any]:
+    """Return tensors as arrays: on the CPU with the strides that they have, on a GPU contiguous."""
+    return [
+        None
+        if tensor is None
+        else to_array(tensor.resolve_conj().contiguous())
+        if tensor.is_cuda
+        else tensor.resolve_conj().numpy(force=True)
+        for tensor in tensors
+    ]
 
 
 @torch.library.register_fake("sparsebp::linear_recurrence")
