@@ -208,7 +208,8 @@ def last_states(h: Tensor, start: Tensor, lengths: Tensor | None, reverse: bool)
 
 def array_of_lengths(lengths: Tensor | None, like: Any) -> Any:
     """Return lengths as an operator's kernel takes them, after checking their values against an array (T, B, …)."""
-    return checked_lengths(*_arrays(lengths), like.shape, backend.namespace(like))
+    (steps_of,) = _arrays(lengths)
+    return checked_lengths(steps_of, like.shape, backend.namespace(like))
 
 
 # ---- the operators ---------------------------------------------------------------------------------------------------
