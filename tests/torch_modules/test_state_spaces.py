@@ -48,7 +48,7 @@ def test_selective_scan_is_numpys(steps, batch, channels, order, reverse, with_l
     reset = torch.from_numpy(rng.random((steps, batch)[:resets]) < 0.2) if resets else None  # of all, or of each sample
     flags = torch.zeros(steps, batch, dtype=torch.bool)
     if resets:
-        flags |= reset.reshape(steps, -1)
+        flags |= reset if reset.ndim == 2 else reset[:, None]
     y, h_n = st.selective_scan(
         x, dt, a, b, c, *optional, reverse=reverse, lengths=lengths.tolist() if with_lengths else None, reset=reset
     )
