@@ -95,6 +95,8 @@ def _recurrent(kind: type[nn.RNN] | type[nn.GRU] | type[nn.LSTM], dtype: np.dtyp
     layer = kind(2, 5, dtype=dtype, rng=0)
     y, saved = layer.forward(np.zeros((9, _SAMPLES, 2), dtype))
     layer.cell.reduced(kernels.get(np).unchecked, saved.runs[0], layer.params["weight_hh_l0"], y)
+    with nn.inference_mode():
+        layer.forward(np.zeros((9, _SAMPLES, 2), dtype))
 
 
 def _one_step(dtype: np.dtype) -> None:
