@@ -254,6 +254,5 @@ DERIVATIVES = Benchmark(
         times={"peer_ratio": "over the peer", "colours_ratio": "over colours"},
     ),
     short=("case", "n", "against", "ours", "peer", "peer_ratio", "colours_ratio", "plan", "target", "met"),
-    picture=harness.bars("{case}; {against}", {"peer_ratio": "over the peer"}, harness.SPEED_UP, (harness.SCIPY,),
-                         line=1.0),
+    picture=harness.bars("{case}; {against}", {"peer_ratio": "over the peer"}, harness.SPEED_UP, line=1.0),
 )  # fmt: skip

@@ -232,7 +232,9 @@ def measure_case(case: Case, run: Run) -> Row:
     ours, theirs = USES[case.use](case)
     pairs = zip(*(found if isinstance(found, tuple) else (found,) for found in (ours(), theirs())), strict=True)
     for pair in pairs:
-        got, want = (np.nan_to_num(np.asarray(array, np.float64)) for array in pair)
+        got, want = (np.asarray(array, np.float64) for array in pair)
+        there = ~(np.isnan(got) & np.isnan(want))  # no mean comes before the first value
+        got, want = got[there], want[there]
         scale = max(float(np.abs(want).max()), 1.0)
         refuse_difference(f"{case.use}: a result", case.against, float(np.abs(got - want).max()) / scale)
     row = timing.side_by_side(timing.measure({"ours": ours, "peer": theirs}, **run.rounds))
@@ -256,6 +258,5 @@ FILTERS = Benchmark(
     ),
     short=("use", "steps", "batch", "width", "against", "ours", "peer", "peer_ratio"),
     in_short=lambda row: row["threads"] == 1 and row["width"] != 224,  # its neighbours say the same
-    picture=harness.bars("{use}; {against}", {"peer_ratio": "over the peer"}, harness.SPEED_UP, (harness.SCIPY,),
-                         line=1.0),
+    picture=harness.bars("{use}; {against}", {"peer_ratio": "over the peer"}, harness.SPEED_UP, line=1.0),
 )  # fmt: skip

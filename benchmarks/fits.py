@@ -210,6 +210,5 @@ LEAST_SQUARES = Benchmark(
         times={"peer_ratio": "over the peer"},
     ),
     short=("case", "size", "against", "ours", "peer", "peer_ratio", "plan", "target", "met"),
-    picture=harness.bars("{case}; {against}", {"peer_ratio": "over the peer"}, harness.SPEED_UP, (harness.SCIPY,),
-                         line=1.0),
+    picture=harness.bars("{case}; {against}", {"peer_ratio": "over the peer"}, harness.SPEED_UP, line=1.0),
 )  # fmt: skip

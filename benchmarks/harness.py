@@ -240,6 +240,12 @@ OURS, TORCH, JAX, ONNX, SCIPY, MKL, PAPER = (
 """Colours in every picture: a time has that of who took it, a speed-up that of the peer, variants a tint of it."""
 BLUES = (OURS, "#93c5fd", "#3b82f6", "#0f1f4d", "#bfdbfe")
 TORCH_TINT, SCIPY_TINTS, PAPER_TINT = "#fca5a5", ("#fcd34d", "#92400e"), "#d1d5db"
+PEERS = {
+    "torch": ("over PyTorch", TORCH),
+    **dict.fromkeys(("scipy", "coo_array.tocsr", "trf, lsmr", "SciPy trf, lsmr"), ("over SciPy", SCIPY)),
+}
+"""Names and colours of the peers that rows are ``against``."""
+OTHER_PEER = "over another package", "#94a3b8"
 SPEED_UP = "speed-up: the peer's time over ours, median"
 KINDS = (OURS, "#0f766e", "#a16207", "#a21caf", "#475569", "#ea580c")
 """Colours of cells, schedules and sizes: all of them sparsebp, so that no peer is among them."""
@@ -253,9 +259,13 @@ def shades_between(low: str, high: str) -> Any:
 
 
 def bar_chart(
-    labels: Sequence[str], groups: Iterable[tuple[str, str, Sequence[float]]], xlabel: str, *, log: bool = False
-) -> tuple[Any, Any]:
-    """Return a figure with bars from the left, each with its value, and its axes. NaN draws none."""
+    labels: Sequence[str], groups: Iterable[tuple[str | Sequence[str], str | Sequence[str], Sequence[float]]],
+    xlabel: str, *, log: bool = False,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Return a figure with bars from the left, each with its value, and its axes. NaN draws none.
+
+    A group has a name, a colour and values; name and colour may be those of each bar.
+    """
     groups = list(groups)
     labels = ["\n".join(textwrap.fill(line, 46) for line in label.splitlines()) for label in labels]
     drawing, axes = figure(width=8.0, height=max(0.4, 0.19 * len(groups) + 0.1) * len(labels) + 1.4)
@@ -285,8 +295,9 @@ def bars(
 ) -> Callable[[Result], Any]:  # fmt: skip
     """Return a function that draws a bar for each of `sides` in the rows of the result that documents show.
 
-    `label` is formatted with the row. `sides` maps keys of a row to names; values are multiplied by `unit`. `line` is
-    dashed. Threads are on the axis where all rows have the same, else in the labels.
+    `label` is formatted with the row. `sides` maps keys of a row to names; values are multiplied by `unit`. Where rows
+    say which peer they are ``against``, bars have its name and colour. `line` is dashed. Threads are on the axis where
+    all rows have the same, else in the labels.
     """
 
     def draw(result: Result) -> Any:
@@ -296,8 +307,10 @@ def bars(
         if len(set(threads)) > 1:
             labels = [f"{text}\n{count}" for text, count in zip(labels, threads, strict=True)]
         axis = f"{xlabel} ({threads[0]})" if len(set(threads)) == 1 else xlabel
-        groups = [(name, colour, [unit * middle(row[key]) if row.get(key) is not None else math.nan for row in rows])
-                  for (key, name), colour in zip(sides.items(), colours, strict=False)]  # fmt: skip
+        peers = [PEERS.get(row["against"], OTHER_PEER) for row in rows if "against" in row]
+        groups = [([name for name, _ in peers] or side, [colour for _, colour in peers] or own,
+                   [unit * middle(row[key]) if row.get(key) is not None else math.nan for row in rows])
+                  for (key, side), own in zip(sides.items(), colours, strict=False)]  # fmt: skip
         drawing, ax = bar_chart(labels, groups, axis, log=log)
         if line is not None:
             ax.axvline(line, color="#475569", linewidth=0.8, linestyle="--", label=f"{line:g}×")

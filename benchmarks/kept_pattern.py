@@ -241,5 +241,5 @@ KEPT_PATTERN = Benchmark(
     short=("task", "case", "size", "against", "ours", "peer", "peer_ratio", "plan", "target", "met"),
     in_short=lambda row: row["threads"] == 1,
     picture=harness.bars("{task}: {case}; {against}", {"peer_ratio": "over the peer"}, harness.SPEED_UP,
-                         (harness.SCIPY,), line=1.0),
+                         line=1.0),
 )  # fmt: skip

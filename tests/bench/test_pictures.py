@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.colors import to_hex
 
 from benchmarks import documents, harness, load
 
@@ -53,6 +54,15 @@ def test_bars_are_of_the_rows_that_documents_show() -> None:
     assert [text.get_text() for text in ax.texts] == ["500", "500", "", ""]
     (ax,) = draw({"rows": rows, "shown": rows[:1]}).axes
     assert [text.get_text() for text in ax.get_yticklabels()] == ["<a>"] and ax.get_xlabel() == "ms (1 thread)"
+
+
+def test_bars_have_the_colours_of_the_peers() -> None:
+    rows = [{"against": name, "ratio": 2.0} for name in ("torch", "arch", "scipy")]
+    (ax,) = harness.bars("{against}", {"ratio": "over the peer"}, harness.SPEED_UP)({"rows": rows}).axes
+    (bars,) = ax.containers
+    colours = {to_hex(bar.get_facecolor()): bar.get_label() for bar in bars}
+    assert [*colours] == [harness.TORCH, harness.OTHER_PEER[1], harness.SCIPY]
+    assert [*colours.values()] == ["over PyTorch", "over another package", "over SciPy"]
 
 
 def bars_of(results: documents.Results) -> dict[str, list[float]]:
