@@ -18,6 +18,7 @@ from sparsebp.core import host_pool
 from sparsebp.core.check import check_flag, check_integer, check_number
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.scan import linear_recurrence
+from sparsebp.scan.sections import steps_first
 
 __all__ = ["ewm", "gae", "td_lambda", "vtrace"]
 
@@ -185,8 +186,8 @@ def ewm(
 
     Raises
     ------
-    DTypeError, OptionError
-        x is not real and floating-point, or an option does not fit.
+    DTypeError, ShapeError, OptionError
+        x is not real and floating-point, or has no axis, or an option does not fit.
 
     Notes
     -----
@@ -208,11 +209,9 @@ def ewm(
 
 
 def _ewm_of_arrays(x: Any, alpha: float, adjust: bool, ignore_na: bool, least: int, dim: int) -> Any:
-    """Return the means by their kernel, which runs next to each other the chains of the longer side of `dim`."""
-    y, (before, steps, behind) = host_pool.empty(np, x.shape, x.dtype), _around(x, dim)
-    axes = (1, 2, 0) if before > behind else (1, 0, 2)
-    given, written = (array.reshape(before, steps, behind).transpose(axes) for array in (x, y))
-    kernels.on_host().averages.run(given, alpha, adjust, ignore_na, least, written)
+    """Return the means by their kernel."""
+    y = host_pool.empty(np, x.shape, x.dtype)
+    kernels.on_host().averages.run(steps_first(x, dim), alpha, adjust, ignore_na, least, steps_first(y, dim))
     return y
 
 
@@ -311,18 +310,13 @@ def _axis(dim: int, x: Any) -> int:
     return check_integer("the steps' axis", dim, -x.ndim, x.ndim - 1) % x.ndim
 
 
-def _around(x: Any, dim: int) -> tuple[int, int, int]:
-    """Return the numbers before, along and behind an axis."""
-    return math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
-
-
 def _steps(x: Any, dim: int, part: slice) -> tuple[slice, ...]:
     return (*[slice(None)] * dim, part)
 
 
 def _run(a: Any, b: Any, h0: Any, dim: int, reverse: bool = False) -> Any:
     """Return ``h[t] = a[t] * h[t-1] + b[t]`` along an axis; a is a number or of the shape of b."""
-    sizes = _around(b, dim)
+    sizes = math.prod(b.shape[:dim]), b.shape[dim], math.prod(b.shape[dim + 1 :])
     start = None if h0 is None else h0.reshape(sizes[0], sizes[2])
     if _is_tensor(b):
         from sparsebp.torch import linear_recurrence as of_tensors

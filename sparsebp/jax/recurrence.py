@@ -235,7 +235,7 @@ def _before(h: Any, h0: Any, extra: Sequence[Any], reverse: bool) -> Any:
         before = jnp.concatenate([h[1:], h0[None]])
     else:
         before = jnp.where(_at(h, lengths - 1), h0, jnp.concatenate([h[1:], h0[None]]))
-    before = before if reset is None else jnp.where(reset, 0, before)
+    before = kept(before, reset)
     return before if lengths is None else jnp.where(_within(h, lengths), before, 0)
 
 

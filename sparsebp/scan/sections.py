@@ -123,6 +123,13 @@ def shape_of_saved(sections: int, shape: tuple[int, ...], axis: int) -> tuple[in
     return _frame(shape, axis).shape_of_saved(sections)
 
 
+def steps_first(array: Array, axis: int) -> Array:
+    """Return a view (T, B, W), W the longer side of the axis of the steps; a copy where the strides allow no view."""
+    lead, trail = math.prod(array.shape[:axis]), math.prod(array.shape[axis + 1 :])
+    array = array.reshape(lead, array.shape[axis], trail)
+    return array.transpose((1, 2, 0) if lead > trail else (1, 0, 2))
+
+
 class _Frame(NamedTuple):
     """Where the steps of x are, between `lead` and `trail` numbers in all axes before and behind them.
 
@@ -156,9 +163,8 @@ class _Frame(NamedTuple):
         return self.groups, self.blocks + 1, sections, 2, self.lanes
 
     def of(self, array: Array) -> Array:
-        """Return a view (T, B, W); a copy of x, if its strides allow none."""
-        array = array.reshape(self.lead, self.shape[self.axis], self.trail)
-        return array.transpose((1, 2, 0) if self.lead > self.trail else (1, 0, 2))
+        """Return x, or an array of its shape, as `steps_first` does."""
+        return steps_first(array, self.axis)
 
     def to_lanes(self, state: Array) -> Array:
         """Return a state (S, …, 2, …) as (groups, S, 2, lanes), zero where there is no chain."""

@@ -14,6 +14,7 @@ from sparsebp.core import backend, host_pool
 from sparsebp.core.check import check_choice, check_flag, check_integer, check_number
 from sparsebp.nn.recurrent.gated import Candidate
 from sparsebp.torch import recurrences
+from sparsebp.torch.linearly_recurrent import LinearlyRecurrent
 from sparsebp.torch.modules import autocasts, check_tensors
 from sparsebp.torch.ops import (
     MAY_BE_NONE,
@@ -26,7 +27,6 @@ from sparsebp.torch.ops import (
     to_tensor,
 )
 from sparsebp.torch.recurrences import array_of_lengths, before, folded, last_states, samples_of, within
-from sparsebp.torch.steps import LinearlyRecurrent
 
 __all__ = ["MinGRU", "MinLSTM"]
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from sparsebp.core.check import check_flag, check_integer, check_number
-from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.errors import DeviceError, DTypeError, OptionError
+from sparsebp.torch.linearly_recurrent import LinearlyRecurrent
 from sparsebp.torch.recurrences import last_states, run
-from sparsebp.torch.steps import LinearlyRecurrent
 
 __all__ = ["LRU"]
 
@@ -121,7 +121,8 @@ class LRU(LinearlyRecurrent):
         return 1
 
     def _checked_state(self, hx: Tensor, x: Tensor) -> Tensor:
-        if hx.dtype != x.dtype.to_complex() or hx.device != x.device:
-            raise ShapeError("hx does not fit", expected=f"{x.dtype.to_complex()} on {x.device}",
-                             got=f"{hx.dtype} on {hx.device}")  # fmt: skip
+        if hx.dtype != x.dtype.to_complex():
+            raise DTypeError("hx has the wrong dtype", expected=x.dtype.to_complex(), got=hx.dtype)
+        if hx.device != x.device:
+            raise DeviceError("hx is elsewhere", expected=x.device, got=hx.device)
         return hx

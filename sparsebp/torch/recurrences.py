@@ -99,7 +99,7 @@ def linear_recurrence(
     wide_a, wide_b, start, at = _checked(a, b, h0, dim)
     given = {"a": wide_a, "b": wide_b}
     if reset is not None:
-        check_flags(reset, b)
+        check_reset(reset, b)
         _check_broadcasts("reset", reset, b)
         given["reset"] = reset
     full = {name: x.reshape((1,) * (b.dim() - x.dim()) + x.shape).movedim(at, 0) for name, x in given.items()}
@@ -139,7 +139,7 @@ def _check_broadcasts(name: str, x: Tensor, b: Tensor) -> None:
                          got=tuple(x.shape))  # fmt: skip
 
 
-def check_flags(reset: Any, b: Tensor) -> None:
+def check_reset(reset: Any, b: Tensor) -> None:
     """Check that resets are booleans where b is."""
     if not isinstance(reset, Tensor) or reset.dtype != torch.bool:
         raise DTypeError("reset has the wrong dtype", expected="a tensor of torch.bool",

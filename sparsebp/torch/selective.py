@@ -39,7 +39,7 @@ from sparsebp.torch.recurrences import (
     Lengths,
     array_of_lengths,
     check_alike,
-    check_flags,
+    check_reset,
     folded,
     kept,
     lengths_of,
@@ -119,7 +119,7 @@ def selective_scan(
     d, h0 = (given[name].to(x.dtype) if name in given else x.new_zeros(shapes[name]) for name in ("d", "h0"))
     n = steps = None
     if reset is not None:
-        check_flags(reset, x)
+        check_reset(reset, x)
         check_reset_shape(tuple(reset.shape), tuple(x.shape))
         reset = (reset[:, None] if reset.dim() == 1 else reset).expand(x.shape[:2])
     if lengths is not None:

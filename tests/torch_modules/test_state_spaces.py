@@ -194,7 +194,7 @@ X, A, B = torch.ones(4, 2, 3), torch.ones(3, 5), torch.ones(4, 2, 5)
     (ShapeError, "input has the wrong shape", lambda: st.LRU(2, 5)(X)),
     (ShapeError, "input is empty", lambda: st.LRU(3, 5)(X[:0])),
     (ShapeError, "hx has the wrong shape", lambda: st.LRU(3, 5)(X, torch.ones(1, 2, 4) + 0j)),
-    (ShapeError, "hx does not fit", lambda: st.LRU(3, 5)(X, torch.ones(1, 2, 5))),
+    (DTypeError, "hx has the wrong dtype", lambda: st.LRU(3, 5)(X, torch.ones(1, 2, 5))),
 ])  # fmt: skip
 def test_refusals(error, text, call):
     with pytest.raises(error, match=text):

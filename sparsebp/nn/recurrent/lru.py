@@ -188,9 +188,9 @@ class LRU(Layer):
             maps = self._maps(xp)
             ends = xp.full(x.shape[1], len(x)) if lengths is None else lengths.values
             at_end = xp.zeros_like(h0) if grad_h_n is None else xp.ascontiguousarray(grad_h_n[0])
-            empty_ones, at_start = ends[:, None] == 0, xp.empty_like(h0)  # whose last state is the initial one
+            empty_ones = ends[:, None] == 0  # whose last state is the initial one
             if self._is_resident(x):
-                at_y, b = np.ascontiguousarray(at_y), empty(np, h.shape, h.dtype)
+                at_y, b, at_start = np.ascontiguousarray(at_y), empty(np, h.shape, h.dtype), np.empty_like(h0)
                 start, states, end, first, to_b = (array.view(x.dtype) for array in (h0, h, at_end, at_start, b))
                 factors = maps.a.view(x.dtype)[0, 0]
                 a = kernels.on_host().lru_backward(at_y, factors, maps.out, start, states, ends, end, first, to_b)
