@@ -67,7 +67,7 @@ def lay_out(
     half
         For U alone: A = Uᵀ U.
     """
-    structure, kept_as, n, nnz = kernels.on_host().elimination, kernels.on_host().panels, len(rows), pattern.nnz
+    structure, storage, n, nnz = kernels.on_host().elimination, kernels.on_host().panels, len(rows), pattern.nnz
     heads = np.arange(n + 1) if heads is None else heads
     place = np.empty(n, np.int32)
     place[order] = np.arange(n, dtype=np.int32)
@@ -79,7 +79,7 @@ def lay_out(
 
     begins = heads[nodes.starts]  # the first row of every supernode
     within = np.arange(n) - np.repeat(begins[:-1], np.diff(begins))
-    first = np.append(np.flatnonzero(within % (1 if single else kept_as.PANEL) == 0), n)
+    first = np.append(np.flatnonzero(within % (1 if single else storage.PANEL) == 0), n)
     sizes = np.diff(first)
     panel_ptr = np.searchsorted(first, begins)  # the first panel of every supernode
     node = np.repeat(np.arange(len(begins) - 1), np.diff(panel_ptr))
@@ -98,8 +98,8 @@ def lay_out(
     later = np.diff(column_ptr)[left] - back if half else rest[left] + sizes[left] / 2
     of_left = np.repeat(np.arange(len(sizes)), np.diff(left_ptr))
     work = np.bincount(of_left, sizes[of_left] * sizes[left] * later, len(sizes)) + sizes**2 * rest / 2
-    tasks = structure.cut_tasks(left_ptr, left, first, work, work.sum() / PIECES, kept_as.PANEL, kept_as.GROUP)
-    panels = kept_as.Panels(
+    tasks = structure.cut_tasks(left_ptr, left, first, work, work.sum() / PIECES, storage.PANEL, storage.GROUP)
+    panels = storage.Panels(
         first=first.astype(np.int32), column_ptr=column_ptr, columns=columns, own=own, base=base, left_ptr=left_ptr,
         left=left, back=back, entry_ptr=entry_ptr, source=source, target=target, column=column, rows=rows, order=order,
         signs=np.zeros(0, np.int8), tasks=tasks, half=half, definite=half,

@@ -444,25 +444,28 @@ class FactorPlan:
             definite = f", so {INDEFINITE}" if kind == "cholesky" else ""
             raise PivotError(f"{which} cannot be factorised: not finite{definite}", expected="finite numbers",
                              got=wrong, samples=samples)  # fmt: skip
-        sizes, numbers = np.zeros((2, len(self.rows)), abs(first).dtype), np.finfo(first.dtype)
+        entries, numbers, sized = abs(first), np.finfo(first.dtype), "rows and columns whose largest entries are"
+        if kind == "cholesky":  # other entries of a row may be larger
+            entries, sized = np.where(pattern.row_of_entry == pattern.indices, entries, 0), "entries on the diagonal"
+        sizes = np.zeros((2, len(self.rows)), entries.dtype)
         for of_lines, lines in zip(sizes, (pattern.row_of_entry, pattern.indices), strict=True):
-            np.maximum.at(of_lines, lines, abs(first))
-        low, high = numbers.tiny / numbers.eps, 1 / numbers.tiny
-        for which_line, line in np.argwhere(((sizes > 0) & (sizes < low)) | (sizes > high))[:1]:
+            np.maximum.at(of_lines, lines, entries)
+        low = numbers.tiny / numbers.eps
+        high = min(1 / numbers.tiny, numbers.max / np.diff(pattern.indptr).max())  # of reciprocals, and of 1-norms
+        for axis, line in np.argwhere(((sizes > 0) & (sizes <= low)) | (sizes > high))[:1]:
             raise PivotError(
                 f"{which} cannot be factorised: near an end of {first.dtype}'s numbers",
-                expected=f"rows and columns whose largest entries are from {low:.2g} to {high:.2g}",
-                got=f"{sizes[which_line, line]:.2g} in {('row', 'column')[which_line]} {line}{where}",
+                expected=f"{sized} above {low:.2g} and at most {high:.2g}",
+                got=f"{sizes[axis, line]:.2g} in {('row', 'column')[axis]} {line}{where}",
                 remedy="Multiply by a power of two", samples=samples,
             )  # fmt: skip
         block, lane = divmod(bad[0], data.shape[2])
         block = kernels.on_host().panels.by_sample(data[block : block + 1])
         inverse = abs(block[0, self._pivot_places, lane])
         with np.errstate(over="ignore", invalid="ignore"):
+            lost = sizes[0][self.rows] * inverse
             if kind == "cholesky":
-                lost = first.real[pattern.row_of_entry == pattern.indices][self.rows] * inverse * inverse
-            else:
-                lost = sizes[0][self.rows] * inverse
+                lost *= inverse
         worst = np.flatnonzero(~(lost <= most_loss))[:1]
         if kind == "cholesky":
             raise PivotError(

@@ -276,7 +276,8 @@ def spsolve(A: Any, b: Any, permc_spec: str | None = None, use_umfpack: bool = T
     from scipy.sparse import issparse
     from scipy.sparse.linalg import MatrixRankWarning
 
-    n, _ = _order_of(A), _permutation(permc_spec)
+    n = _order_of(A)
+    _permutation(permc_spec)
     sparse = backend.is_sparse(b)
     right = _right_hand_side(b.toarray() if sparse else b, n)
     columns = right.shape[1] if right.ndim == 2 else 1
@@ -409,13 +410,14 @@ def _has_small_pivot(factors: Factors) -> bool:
 
 
 def _warn_if_rounding(A: Any, reason: Any) -> None:
-    """Warn of a CSR matrix whose solutions change by their own size when the last digits of its values do.
+    """Warn of a sparse matrix whose solutions change by their own size when the last digits of its values do.
 
     Unlike the size of a pivot, that does not depend on how rows and columns are scaled; rounding does.
     """
     from scipy.sparse.linalg import MatrixRankWarning
 
-    if all(map(_is_rounding, (A := A.tocsc(), _equilibrated(A)))):
+    A = A.tocsc()
+    if _is_rounding(A) and _is_rounding(_equilibrated(A)):
         warnings.warn(f"Matrix is singular to working precision: {reason}", MatrixRankWarning, stacklevel=5)
 
 

@@ -191,6 +191,23 @@ def test_bad_samples_are_named_and_spare_the_others(dtype):
     np.testing.assert_array_equal(fewer, good.solve(b)[:, kept])
 
 
+@pytest.mark.parametrize("kind", ["lu", "cholesky", "ldlt"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_ends_of_a_dtype_are_named(kind, dtype):
+    """At the bound itself, where a row's sum alone overflows, and of a definite matrix with one small pivot."""
+    numbers = np.finfo(dtype)
+    low = numbers.tiny / numbers.eps
+    for matrix in (low * np.eye(3), numbers.max / 4 * (0.9 + 0.1 * np.eye(5))):
+        with pytest.raises(PivotError, match=r"near an end of .* in row 0"):
+            plan_factor(SparsityPattern.dense(*matrix.shape), kind=kind)(matrix.astype(dtype).ravel())
+    pattern, values = SparsityPattern.dense(2, 2), np.array([low / 2, low**0.5 / 2, low**0.5 / 2, 1], dtype)
+    if kind == "cholesky":
+        with pytest.raises(PivotError, match=r"near an end of .* in row 0"):
+            plan_factor(pattern, kind=kind)(values)
+    else:
+        plan_factor(pattern, kind=kind)(values)
+
+
 def test_nan_above_the_diagonal_is_refused():
     """No pivot depends on it."""
     pattern = of_mask(np.triu(np.ones((5, 5))))

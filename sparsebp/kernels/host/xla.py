@@ -237,9 +237,14 @@ def _merged(of_a, of_reset, sizes, pairs, lengths):
 
 
 @numba.njit(**INNER_JIT)
+def _is_narrow(sizes, pairs):
+    return sizes[1] * sizes[2] <= NARROW * (2 if pairs else 1)
+
+
+@numba.njit(**INNER_JIT)
 def _by_chains(sizes, pairs, of_reset, own_lengths, summed):
     """Whether the kernel of chains runs: for few states, lengths of each unit, or sums over steps with its resets."""
-    return sizes[1] * sizes[2] <= NARROW * (2 if pairs else 1) or own_lengths or (summed and of_reset[2] > 1)
+    return _is_narrow(sizes, pairs) or own_lengths or (summed and of_reset[2] > 1)
 
 
 @numba.njit(**INNER_JIT)
@@ -294,11 +299,9 @@ def _run_forward(frame, like):
     if _by_chains(sizes, pairs, of_reset, given and samples > batch, False):
         x, y, start, out = rows
         own = _apart(x, pairs), _apart(y, pairs), _apart(start, pairs), _apart(out, pairs)
-        ends, layout = (
-            _ends(lengths, sizes, pairs, given),
-            (_chains(sizes, pairs), ACROSS, pairs, _reverse(frame), resets),
-        )
-        if batch * width <= (2 * NARROW if pairs else NARROW):
+        layout = _chains(sizes, pairs), ACROSS, pairs, _reverse(frame), resets
+        ends = _ends(lengths, sizes, pairs, given)
+        if _is_narrow(sizes, pairs):
             chains.forward(ALONE, 1, layout, np.empty(0, np.float64), ends, reset, own)
         else:
             parts = divide(3 * steps * batch * width, threads <= 1, batch, width)[0]
@@ -334,7 +337,7 @@ def _run_backward(frame, like):
             _apart(at_start, pairs), _apart(at_a, pairs), _apart(at_b, pairs),
         )  # fmt: skip
         ends = _ends(lengths, sizes, pairs, given)
-        if batch * width <= (2 * NARROW if pairs else NARROW):
+        if _is_narrow(sizes, pairs):
             chains.backward(ALONE, 1, layout, np.empty(0, np.float64), ends, reset, own)
         else:
             parts = divide(5 * steps * batch * width, threads <= 1, batch, width)[0]

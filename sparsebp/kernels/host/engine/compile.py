@@ -105,7 +105,10 @@ class _FlushingLower(Lower):
         super().pre_lower()
         read, self._write = _mode_registers(self.builder)
         self._before = read()
-        self._write(self.builder.or_(self._before, self._before.type(_FLUSH)))
+        self._write(self._mode())
+
+    def _mode(self) -> Any:
+        return self.builder.or_(self._before, self._before.type(_FLUSH))
 
     def post_lower(self) -> None:
         """End the function, at every return."""
@@ -147,32 +150,27 @@ class _FlushingLowering(BaseNativeLowering):
     """Numba's pass with that translator."""
 
     _name: Any = "flushing_native_lowering"
+    _translator: type[Lower] = _FlushingLower
 
     @property
     def lowering_class(self) -> type[Lower]:
         """The translator; a name of Numba's."""
-        return _FlushingLower if _FLUSH else Lower
+        return self._translator if _FLUSH else Lower
 
 
 class _ExactLower(_FlushingLower):
     """The same of a function that flushes nothing, whoever calls it."""
 
-    def pre_lower(self) -> None:
-        """Begin the function; a name of Numba's."""
-        super().pre_lower()
-        self._write(self.builder.and_(self._before, self._before.type(~_FLUSH)))
+    def _mode(self) -> Any:
+        return self.builder.and_(self._before, self._before.type(~_FLUSH))
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
-class ExactLowering(BaseNativeLowering):
+class ExactLowering(_FlushingLowering):
     """Numba's pass with that translator, for what threads of a team run: their mode flushes."""
 
     _name: Any = "exact_native_lowering"
-
-    @property
-    def lowering_class(self) -> type[Lower]:
-        """The translator; a name of Numba's."""
-        return _ExactLower if _FLUSH else Lower
+    _translator = _ExactLower
 
 
 _PASSES = (
