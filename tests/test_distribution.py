@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import sys
 import tomllib
 from pathlib import Path
 
@@ -35,3 +37,15 @@ def test_wheels_are_built_for_every_python_that_is_named() -> None:
         if one.startswith("Programming Language") and "." in one
     }
     assert set(workflow["jobs"]["release"]["strategy"]["matrix"]["python"]) == named
+
+
+def test_types_are_checked_without_optional_packages() -> None:
+    """Whoever lacks them sees the same: the type checker is told of every import beyond what the package requires."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]
+    told = {name.removesuffix(".*") for override in settings["overrides"] for name in override["module"]}
+    known = {*settings["packages"], *sys.stdlib_module_names, "numpy", "rich", "typer"}  # which have types
+    for source in (source for package in settings["packages"] for source in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) and not node.level else []
+            assert {name.partition(".")[0] for name in names} <= told | known, f"{source}:{node.lineno}"
