@@ -129,11 +129,14 @@ def test_solves(n, dtype, form, transposed):
                 *system(plan, *form, dtype))  # fmt: skip
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("form", FORMS[1:4], ids=str)
-def test_solves_with_hermitian_matrices(form, transposed):
+@pytest.mark.parametrize(("form", "kind", "transposed", "dtype"), [
+    *((form, "cholesky", transposed, np.complex128) for form in FORMS[1:4] for transposed in (False, True)),
+    *((form, kind, False, np.float64) for form in FORMS for kind in ("cholesky", "ldlt")),
+], ids=str)  # fmt: skip
+def test_solves_with_symmetric_and_hermitian_matrices(form, kind, transposed, dtype):
+    """The derivatives are those of a function of the entries on one side of the diagonal."""
     mask = plan_of(5).pattern.to_scipy().toarray() != 0
-    plan = sb.plan_factor(of_mask(mask | mask.T), kind="cholesky")
+    plan = sb.plan_factor(of_mask(mask | mask.T), kind=kind)
     mirror = plan.pattern.transpose_permutation
 
     def one(values: Any, b: Any) -> Any:
@@ -141,22 +144,7 @@ def test_solves_with_hermitian_matrices(form, transposed):
         return torch.linalg.solve(matrix.T if transposed else matrix, b)
 
     assert_same(lambda v, b: sj.solve(plan, v + v[mirror].conj(), b, transposed), lambda v, b: by_column(one, v, b),
-                *system(plan, *form, np.complex128))  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["cholesky", "ldlt"])
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_solves_with_symmetric_matrices(form, kind):
-    """The derivatives are those of a function of the entries on one side of the diagonal."""
-    mask = plan_of(5).pattern.to_scipy().toarray() != 0
-    plan = sb.plan_factor(of_mask(mask | mask.T), kind=kind)
-    mirror = plan.pattern.transpose_permutation
-
-    def one(values: Any, b: Any) -> Any:
-        return torch.linalg.solve(matrix_of(plan.pattern, values + values[mirror.astype(np.int64)]), b)
-
-    assert_same(lambda v, b: sj.solve(plan, v + v[mirror], b), lambda v, b: by_column(one, v, b),
-                *system(plan, *form))  # fmt: skip
+                *system(plan, *form, dtype))  # fmt: skip
 
 
 def test_an_identity_has_values_of_its_own():
