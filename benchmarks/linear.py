@@ -315,9 +315,7 @@ def torch_scan(a: Any, b: Any) -> Any:
 # JAX, in another process.
 
 
-def jax_sides(
-    task: Task, compiled: bool
-) -> tuple[dict[str, Callable[[], object]], dict[str, tuple[np.ndarray, ...]]]:
+def jax_sides(task: Task, compiled: bool) -> tuple[dict[str, Callable[[], object]], dict[str, tuple[np.ndarray, ...]]]:
     """Return JAX's calls by name, and what each gives; `compiled`: with a loop that is unrolled, too."""
     scans = {name: scan for name, scan in _JAX_SCANS.items() if compiled or name != "scan, unrolled"}
     import jax
