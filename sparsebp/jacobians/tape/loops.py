@@ -208,7 +208,7 @@ class Loop:
                 text = at_lane(leaf.where, place, same)
             else:
                 if e.op not in CODE:
-                    raise UnrecordedError(f"numpy.{e.op}")
+                    raise UnrecordedError(f"{e.op} cannot be compiled")
                 text = CODE[e.op].format(*(name[a.key] for a in e.args))
                 same = varying.isdisjoint(a.key for a in e.args) and not (lanes and e.op in OF_BOOLS)
             if not same:
