@@ -191,15 +191,10 @@ def _over_rows(of_vector: Any, of_number: Any, limits: Any) -> Any:
         for k in range(0, count, simd.lanes(numbers)):  # whole vectors: rows have room for them
             simd.store(numbers, to + k, of_vector(simd.load(numbers, source + k)))
         low, high = (low_64, high_64) if is_double(numbers) else (low_32, high_32)
-        beyond = False
         for k in range(count):
             x = room[np.uint64(source + k)]
-            beyond |= not ((x >= low) & (x <= high))  # NaN too
-        if beyond:
-            for k in range(count):
-                x = room[np.uint64(source + k)]
-                if not ((x >= low) & (x <= high)):
-                    room[np.uint64(to + k)] = of_number(x)
+            if not ((x >= low) & (x <= high)):  # NaN too
+                room[np.uint64(to + k)] = of_number(x)
 
     return numba.njit(**{**INNER_JIT, **APART})(run)
 
