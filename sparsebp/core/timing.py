@@ -8,6 +8,7 @@ Preparation (an untimed forward pass) is not timed, and garbage collection is of
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -134,7 +135,7 @@ def _runs_together(call: Call, warmup: int, clock: Clock) -> int:
     took = SHORT
     for _ in range(max(warmup, 1)):
         took = _time(call, 1, clock)
-    return max(1, min(1000, int(SHORT / max(took, 1e-9))))
+    return min(1000, math.ceil(SHORT / max(took, 1e-9)))  # several of all that are shorter, so that they are warm
 
 
 def _time(call: Call, runs: int, clock: Clock) -> float:

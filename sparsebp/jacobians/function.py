@@ -272,8 +272,12 @@ class SparseJacobian:
             raise OptionError("The function cannot be compiled", expected="a function of NumPy, traced", got=why)
         tape.plan(args)
         kind, dtype = np.generic if self._scalar else np.ndarray, args[self._argnum].dtype
-        self._by_loops = not self._flat.has_aux and all(
-            isinstance(leaf, kind) and leaf.dtype == dtype for leaf in flattened(self._function.outcome(args))[0]
+        self._by_loops = (
+            not self._flat.has_aux
+            and tape.gives_values(args)
+            and all(
+                isinstance(leaf, kind) and leaf.dtype == dtype for leaf in flattened(self._function.outcome(args))[0]
+            )
         )
         return tape, ""
 
@@ -409,7 +413,7 @@ class SparseJacobian:
         Returns
         -------
         Array, or a tree of them
-            Of compiled functions, by their loops, which round differently.
+            Of compiled functions, by their loops where these take less time than NumPy's, and round differently.
         """
         value = self._value(self._checked_args(args))
         return value[0] if self._flat.has_aux else value

@@ -14,7 +14,7 @@ import sparsebp as sb
 from backends import make_backend, needs_numba
 from cuda_on_cpu.loader import ExecutorLoader
 from cuda_on_cpu.memory import CheckedNumpy
-from jacobians.operations import awkward, check_every_operation
+from jacobians.operations import awkward, check_every_operation, in_python
 from jacobians.test_random_programs import PROGRAMS, program
 from nvrtc.compile import log_of, usage
 from sparsebp.core import graphs
@@ -91,9 +91,8 @@ def interpreted_loops(monkeypatch):
     """Host loops in Python: the text that Numba, too, gets. Threads of kernels have several turns of long ones."""
     monkeypatch.setattr(launch, "BLOCKS_AT_ONCE", 1)
     monkeypatch.setattr(launch, "_emitted", {})
-    run = lambda text: np.errstate(all="ignore")(loops.as_python(text, ModuleType("loop")))  # noqa: E731
     monkeypatch.setattr(loops, "_compiled", {})
-    monkeypatch.setattr(loops, "translated", run)
+    monkeypatch.setattr(loops, "translated", in_python)
     monkeypatch.setattr(graphs, "kept", lambda xp, array: array)
 
 

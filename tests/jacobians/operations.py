@@ -1,7 +1,11 @@
 """Every operation of loops, and awkward numbers for them: of the host's loops, and of kernels."""
 
-import numpy as np
+from types import ModuleType
 
+import numpy as np
+from scipy import special
+
+from sparsebp.jacobians.tape import loops
 from sparsebp.jacobians.tape.expressions import Table, evaluated
 from sparsebp.jacobians.tape.loops import CODE, OF_BOOLS, Leaf, Root
 
@@ -14,6 +18,22 @@ def awkward(dtype, least):
     some = [0, 0.1, 0.3, 0.5, 1, 1.5, 2, 3, 7, 20, 100, 800, 2**53 - 1, 1e30, MOST[dtype], 1e-3, least, np.inf]
     some = np.array([*some, np.nan, *(-number for number in some)], dtype)
     return tuple(side.ravel() for side in np.meshgrid(some, some))
+
+
+def in_python(text):
+    """Return the function of a loop's text as Python runs it, with NumPy's functions in place of those of vectors."""
+    module = ModuleType("loop")
+    function = loops.as_python(text, module)
+    module.in_parts = lambda body, team, parts, args: [body(part, *args) for part in range(parts)]
+
+    def over_rows(of):
+        def run(room, source, to, count):
+            room[to : to + count] = of(room[source : source + count])
+
+        return run
+
+    vars(module).update({f"rows_of_{name}": over_rows(getattr(np, name, special.expit)) for name in loops.VECTORS})
+    return np.errstate(all="ignore")(function)
 
 
 def check_every_operation(make_loop, a, b, *, exact):

@@ -17,6 +17,7 @@ from jacobians.operations import awkward, check_every_operation
 from sparsebp.core.errors import OptionError, PatternError, TracingError
 from sparsebp.jacobians.tape import loops
 from sparsebp.jacobians.tape.environment import Environment
+from sparsebp.jacobians.tape.expressions import Table
 
 RNG = np.random.default_rng(0)
 MATRIX = sp.random_array((9, 11), density=0.3, rng=1, format="csr")
@@ -54,6 +55,26 @@ def same(new, old, *args, rtol=1e-12):
         np.testing.assert_allclose(found, old.values(*args), rtol=rtol, atol=rtol)
         assert found.dtype == args[0].dtype
     return found
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_errors_of_functions_in_vectors(dtype):
+    """In units in the last place, of NumPy in a wider type; zeros, infinities and NaN among `awkward` numbers."""
+    wide, bounds, t = np.longdouble if dtype == np.float64 else np.float64, {"tanh": 3, "expit": 3}, Table()
+    spread = np.concatenate([scale * RNG.standard_normal(999) for scale in (1e-5, 1, 10, 1e4)] + [np.arange(-99, 99)])
+    x = np.concatenate([spread, np.round(RNG.uniform(-1, 1, 999) * 9000) * (np.pi / 2), abs(spread)]).astype(dtype)
+    own, size = np.arange(len(x)), len(x)
+    names = sorted(loops.VECTORS)
+    roots = [loops.Root(t.make(name, t.make("leaf", 0)), "out", size * k + own, False) for k, name in enumerate(names)]
+    out = np.zeros(size * len(names), dtype)
+    loops.Loop([loops.Leaf("numbers", own)], roots, size)(x, out, out)
+    for name, found in zip(names, out.reshape(-1, size), strict=True):
+        with np.errstate(all="ignore"):
+            of = wide(1) / (1 + np.exp(-x.astype(wide))) if name == "expit" else getattr(np, name)(x.astype(wide))
+            usual = (abs(of) >= np.finfo(dtype).tiny) & (abs(of) <= np.finfo(dtype).max)
+            errors = abs(found - of)[usual] / np.spacing(abs(of[usual]).astype(dtype))
+        assert usual.sum() > 2000
+        assert errors.max() <= bounds.get(name, 2), name
 
 
 @pytest.mark.parametrize(("make", "f", "n", "args"), [
@@ -138,7 +159,7 @@ def test_a_refusal_that_the_function_catches_is_not_recorded(loops_in_python):
         except Exception:
             return x
 
-    with pytest.raises(TracingError, match="sort"):
+    with pytest.raises(TracingError, match=r"sort.*Leave compiled=True out"):
         sb.sparse_jacobian(f, np.ones(3), compiled=True)
 
 

@@ -19,7 +19,7 @@ from sparsebp.jacobians.tape.environment import Environment
 from sparsebp.jacobians.tape.expressions import UnrecordedError
 from sparsebp.jacobians.tape.loops import LANES, WIDEST, finite
 from sparsebp.jacobians.tape.record import Group, Recorder
-from sparsebp.jacobians.tape.sweeps import Kind, Sweep
+from sparsebp.jacobians.tape.sweeps import Kind, Sweep, pays
 from sparsebp.jacobians.trees import replaced
 from sparsebp.patterns.pattern import SparsityPattern
 
@@ -118,8 +118,18 @@ class TapeDerivatives:
     def plan(self, args: tuple[Any, ...]) -> None:
         """Record and compile."""
         error = self._record(args)
+        if isinstance(error, UnrecordedError):
+            raise UnrecordedError(
+                error.problem, expected="a function of its arguments alone, of what the reference lists as compiled",
+                remedy="Leave compiled=True out, and its derivatives are interpreted",
+            ) from error  # fmt: skip
         if error is not None:
             raise error
+
+    def gives_values(self, args: tuple[Any, ...]) -> bool:
+        """Return whether the function's values, too, are computed sooner by loops."""
+        record = self._records[self._key(args)]
+        return record is not None and pays(record.tape.program, record.tape.outputs)
 
     def describe(self) -> str:
         """Say which way is used, and why."""

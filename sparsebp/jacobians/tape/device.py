@@ -133,6 +133,8 @@ class DeviceLoop(Loop):
         As of `Loop`.
     """
 
+    _vectors = ()
+
     def __init__(self, device: Any, leaves: Sequence[Leaf], roots: Sequence[Root], count: int) -> None:
         self._device, self.count = device, count
         self._added: list[tuple[str, Sums]] = []

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp.jacobians.tape.expressions import UnrecordedError
+from sparsebp.jacobians.tape.loops import same
 
 PURE = {"numpy", "scipy", "math", "cmath", "operator", "itertools", "functools", "builtins", "collections", "typing",
         "numbers", "copy", "enum"}  # fmt: skip
@@ -33,7 +34,7 @@ UNUSED = {f"__{name}__" for name in (
     "delattr", "setitem", "delitem")}  # fmt: skip
 """Special methods that no expression calls; all others are a part of the code that is reached with an object."""
 MISSING = object()
-LARGE = 1 << 14
+LARGE = 1 << 15
 """Bytes of an array from which it is compared in place."""
 
 
@@ -247,7 +248,4 @@ def _same(a: np.ndarray, kept: Any) -> bool:
     """Return whether an array holds the same bytes."""
     if isinstance(kept, tuple):
         return bool(a.dtype == kept[0]) and a.tobytes() == kept[1]
-    if a.dtype != kept.dtype:
-        return False
-    one, other = (np.ascontiguousarray(array).view(f"u{min(a.itemsize, 8)}") for array in (a, kept))
-    return bool((one == other).all())
+    return bool(a.dtype == kept.dtype) and same(a, kept)

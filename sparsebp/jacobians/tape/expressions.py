@@ -271,7 +271,7 @@ def _pulled(t: Table, e: Expression, g: Expression) -> list[Expression | None]:
         return [quotient, _negative(t, _multiply(t, quotient, e))]
     slopes = tracing.SLOPES.get(e.op) or tracing.SPECIAL.get(e.op)
     if slopes is None:
-        raise UnrecordedError(f"the derivative of {e.op}")
+        raise UnrecordedError(f"The derivative of {e.op} cannot be compiled")
     with np.errstate(all="ignore"):
         return [None if slope is None else _multiply(t, g, t.lifted(slope(e, *e.args))) for slope in slopes]
 

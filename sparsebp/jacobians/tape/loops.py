@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
@@ -27,10 +27,15 @@ LANES, WIDEST = 8, 64
 """Samples of a batch that are computed together, a cache line of float64; most samples of a call, a multiple of it."""
 GRAIN, MOST_PARTS = 1 << 17, 32
 """Operations that one part should at least have, some 60 microseconds; parts of a loop."""
-COSTLY = 16
-"""Operations that an exponential, or another such function, takes as long as."""
+COSTLY, IN_VECTORS = 16, 4
+"""Operations that a power, or another such function, takes as long as; and a function that is computed in vectors."""
+VECTORS = frozenset({"exp", "expm1", "expit", "tanh", "log", "log1p", "sin", "cos"})
+"""Functions that loops on the host compute in vectors, for a block of turns: see `functions`."""
+BLOCK = 64
+"""Turns of a block."""
 OF_BOOLS = {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or",
             "logical_xor", "invert", "isfinite", "isinf", "isnan", "signbit"}  # fmt: skip
+ALONE = "def run(numbers, adjoints, out, index, at, count):"
 BODY = """def body(part, parts, phase, phases, stride, numbers, adjoints, out, room, sums, index, at, cuts):
     chunk = phase + part * phases"""
 ENTRY = """
@@ -86,6 +91,10 @@ class Root(NamedTuple):
     nowhere: int = -1
 
 
+Parts = tuple[Callable[..., None], np.ndarray, int, tuple[int, int]]
+"""Of a loop: what runs it, where its parts begin and end, their phases, and the room for each and for its samples."""
+
+
 class Loop:
     """A compiled loop: of the numbers of one x, (size,), or of a batch of x, (size, B), B a multiple of LANES.
 
@@ -93,14 +102,17 @@ class Loop:
     Parts that add to the same places, next to each other, run in two phases.
     """
 
+    _vectors: Container[str] = VECTORS
+
     def __init__(self, leaves: Sequence[Leaf], roots: Sequence[Root], count: int) -> None:
         self.count, self._given = count, (leaves, roots)
-        work = count * sum(1 if e.op in CHEAP else COSTLY for e in parts_of(root.expression for root in roots))
+        work = count * sum(1 if e.op in CHEAP else IN_VECTORS if e.op in self._vectors else COSTLY
+                           for e in parts_of(root.expression for root in roots))  # fmt: skip
         self._cuts, self._phases = cuts_of(roots, count, work // GRAIN)
-        self._in_lanes: tuple[Any, ...] | None = None  # what a batch needs, made at the first one
+        self._in_lanes: Parts | None = None  # what a batch needs, made at the first one
         self._work = work
         way: Way = "alone" if len(self._cuts) == 2 else "parts"
-        self._run = compiled(self._text(leaves, roots, way))
+        self._run: Parts = compiled(self._text(leaves, roots, way)), self._cuts, self._phases, self._room
         table = np.stack(self._table, axis=1) if self._table else np.zeros((1, 1))
         self._index = np.ascontiguousarray(table, np.uint32)
         self._at = np.array(self._steps or [0], np.int64)
@@ -110,24 +122,25 @@ class Loop:
         if numbers.ndim == 2:
             self._run_batch(numbers, adjoints, out)
         elif len(self._cuts) == 2:
-            self._run(numbers, adjoints, out, self._index, self._at, self.count)
+            self._run[0](numbers, adjoints, out, self._index, self._at, self.count)
         else:
-            self._run_parts(self._run, self._cuts, self._phases, numbers, adjoints, out)
+            self._run_parts(*self._run, numbers, adjoints, out)
 
     def _run_batch(self, numbers: np.ndarray, adjoints: np.ndarray, out: np.ndarray) -> None:
         if self._in_lanes is None:
             text = self._text(*self._given, "lanes")  # has the same places, in the same order
-            self._in_lanes = compiled(text), *cuts_of(self._given[1], self.count, self._work * WIDEST // GRAIN)
-        run, cuts, phases = self._in_lanes
-        self._run_parts(run, cuts, phases, numbers, adjoints, out)
+            cuts, phases = cuts_of(self._given[1], self.count, self._work * WIDEST // GRAIN)
+            self._in_lanes = compiled(text), cuts, phases, self._room
+        self._run_parts(*self._in_lanes, numbers, adjoints, out)
 
-    def _run_parts(self, run: Callable[..., None], cuts: np.ndarray, phases: int, numbers: np.ndarray,
-                   adjoints: np.ndarray, out: np.ndarray) -> None:  # fmt: skip
+    def _run_parts(self, run: Callable[..., None], cuts: np.ndarray, phases: int, room_of_part: tuple[int, int],
+                   numbers: np.ndarray, adjoints: np.ndarray, out: np.ndarray) -> None:  # fmt: skip
         from sparsebp.kernels.host.engine.threads import team
 
         parts, batch = len(cuts) - 1, numbers.shape[1:]
         sums = np.zeros((parts, max(len(self._sums), 1), *batch), numbers.dtype)
-        room = np.empty(parts * (len(self._given[1]) * LANES + self._fixed * math.prod(batch)), numbers.dtype)
+        size, fixed = room_of_part
+        room = np.empty(parts * (size + fixed * math.prod(batch)), numbers.dtype)
         flat = [array.reshape(-1) for array in (numbers, adjoints, out, room, sums)]
         for phase in range(phases):
             own = len(range(phase, parts, phases))
@@ -146,10 +159,10 @@ class Loop:
         if (np.diff(index) == step).all():
             self._steps += [first, step]
             name = f"a{len(self._steps) - 2}"
-            lines.append(f"    {name} = at[{len(self._steps) - 2}]")
+            lines.append(f"{name} = at[{len(self._steps) - 2}]")
             if step == 1:
                 return f"np.uint64({name} + i)", False
-            lines.append(f"    b{name} = at[{len(self._steps) - 1}]")
+            lines.append(f"b{name} = at[{len(self._steps) - 1}]")
             return f"np.uint64({name} + b{name} * i)", False
         self._table.append(index)
         return f"index[i, {len(self._table) - 1}]", False
@@ -164,21 +177,22 @@ class Loop:
         self._sums: list[tuple[Where, int]] = []  # roots that are summed over all turns
         order = parts_of(root.expression for root in roots)
         lanes = way == "lanes"
-        before: list[str] = ["    kind = numbers.dtype.type"]
+        before: list[str] = ["kind = numbers.dtype.type"]
         starts: list[str] = []  # of lanes, at each turn
         fixed_lines: list[str] = []  # of each lane, before the turns
-        inside: list[str] = []
         after: list[str] = []
         name: dict[int, str] = {}
-        fixed = set[int]()  # the same at all turns
-        self._fixed = 0  # numbers of each sample that are kept for all turns
+        code: dict[int, str] = {}  # what differs between turns, or lanes
+        varying = set[int]()  # what differs between turns
+        fixed = 0  # numbers of each sample that are kept for all turns
+        base = "" if way == "alone" else "base + "
 
         def at_lane(where: str, place: str, same: bool) -> str:
             """Return the element of a lane."""
             if not lanes:
                 return f"{where}[{place}]"
-            lines, line = (before, "    ") if same else (starts, "        ")
-            lines.append(f"{line}p{len(before) + len(starts)} = np.int64({place}) * stride")
+            lines = before if same else starts
+            lines.append(f"p{len(before) + len(starts)} = np.int64({place}) * stride")
             return f"{where}[np.uint64({lines[-1].split()[0]} + lane + b)]"
 
         for e in order:
@@ -186,29 +200,45 @@ class Loop:
             if e.op == "number":
                 number = "math.inf" if e.args[0] == math.inf else "-math.inf" if e.args[0] == -math.inf else (
                     "math.nan" if math.isnan(e.args[0]) else repr(e.args[0]))  # fmt: skip
-                fixed.add(e.key)
-                before.append(f"    {name[e.key]} = kind({number})")
+                before.append(f"{name[e.key]} = kind({number})")
                 continue
             if e.op == "leaf":
                 leaf = leaves[e.args[0]]
                 place, same = self._place(leaf.places, before)
-                code = at_lane(leaf.where, place, same)
+                text = at_lane(leaf.where, place, same)
             else:
                 if e.op not in CODE:
-                    raise UnrecordedError(f"numpy.{e.op}")
-                code = CODE[e.op].format(*(name[a.key] for a in e.args))
-                same = all(a.key in fixed for a in e.args) and not (lanes and e.op in OF_BOOLS)
-            if same:
-                fixed.add(e.key)
-            if same and lanes:
-                kept = f"room[np.uint64(base + {len(roots) * LANES} + {self._fixed} * stride + lane + b)]"
-                fixed_lines += [f"            {name[e.key]} = {code}", f"            {kept} = {name[e.key]}"]
-                inside.append(f"                {name[e.key]} = {kept}")
-                self._fixed += 1
-            elif same:
-                before.append(f"    {name[e.key]} = {code}")
+                    raise UnrecordedError(f"{e.op} cannot be compiled")
+                text = CODE[e.op].format(*(name[a.key] for a in e.args))
+                same = varying.isdisjoint(a.key for a in e.args) and not (lanes and e.op in OF_BOOLS)
+            if not same:
+                varying.add(e.key)
+                code[e.key] = text
+            elif lanes:
+                code[e.key] = f"room[np.uint64(base + ROOM + {fixed} * stride + lane + b)]"
+                fixed_lines += [f"{name[e.key]} = {text}", f"{code[e.key]} = {name[e.key]}"]
+                fixed += 1
             else:
-                inside.append(f"        {'        ' * lanes}{name[e.key]} = {code}")
+                before.append(f"{name[e.key]} = {text}")
+        passes, rows = passes_of(order, varying, self._vectors)
+        pitch, size = (2 * LANES, len(roots) * LANES) if lanes else (BLOCK, 0)  # vectors of float32 have 2 * LANES
+        at = {key: f"{base}{size + row * pitch}" for key, row in rows.items()}
+        in_room = {key: f"room[np.uint64({place} + {'b' if lanes else 'i - begin'})]" for key, place in at.items()}
+        size += len(rows) * pitch
+        self._room = size, fixed
+        each = f"for b in range({LANES}):" if lanes else "for i in range(begin, end):"
+        inside: list[str] = []
+        known = set[int]()  # in the room
+        for operands, functions in passes:
+            lines = [f"{name[e.key]} = {in_room[e.key] if e.key in known else code[e.key]}"
+                     for e in needed(operands, known) if e.key in code]  # fmt: skip
+            lines += [f"{in_room[e.key]} = {name[e.key]}" for e in operands]
+            inside += [each, *indented(lines)] if operands else []
+            known |= {e.key for e in (*operands, *functions)}
+            inside += [f"rows_of_{e.op}(room, {at[e.args[0].key]}, {at[e.key]}, {LANES if lanes else 'end - begin'})"
+                       for e in functions]  # fmt: skip
+        lines = [f"{name[e.key]} = {in_room[e.key] if e.key in known else code[e.key]}"
+                 for e in needed((root.expression for root in roots), known) if e.key in code]  # fmt: skip
         ends: list[str] = []
         for turn, root in enumerate(roots):
             value, kept = name[root.expression.key], f"room[np.uint64(base + {turn * LANES} + b)]"
@@ -218,33 +248,88 @@ class Loop:
             if summed:
                 self._sums.append((root.where, int(root.places[0])))
             if lanes:
-                inside.append(f"                {kept} = {value}")
+                lines.append(f"{kept} = {value}")
                 to = (f"sums[np.uint64((chunk * SUMS + {nth}) * stride + lane + b)]" if summed
                       else at_lane(root.where, place, same))  # fmt: skip
-                ends.append(f"                {to} {'+' * root.adds}= {kept}")
+                ends += [each, *indented([f"{to} {'+' * root.adds}= {kept}"])]
             elif summed:
-                before.append(f"    s{turn} = kind(0)")
-                inside.append(f"        s{turn} += {value}")
+                before.append(f"s{turn} = kind(0)")
+                lines.append(f"s{turn} += {value}")
                 to = f"{root.where}[{place}] +" if way == "alone" else f"sums[chunk * SUMS + {nth}] "
-                after.append(f"    {to}= s{turn}")
+                after.append(f"{to}= s{turn}")
             else:
                 sign = "+=" if root.adds else "="
-                inside.append(f"        {self._condition(root, place)}{root.where}[{place}] {sign} {value}")
+                lines.append(f"{self._condition(root, place)}{root.where}[{place}] {sign} {value}")
         kind = "kinked" if any(e.op in KINKED for e in order) else "smooth"
-        if way == "alone":
-            lines = [f"# {kind}, with subnormal numbers", "def run(numbers, adjoints, out, index, at, count):"]
-            return "\n".join([*lines, *before, "    for i in range(count):", *inside, *after, ""])
-        turns = "    for i in range(cuts[chunk], cuts[chunk + 1]):"
+        first, last = ("0", "count") if way == "alone" else ("cuts[chunk]", "cuts[chunk + 1]")
         if lanes:
-            samples, each = f"for lane in range(0, stride, {LANES}):", f"for b in range({LANES}):"
-            before.append(f"    base = chunk * ({len(roots) * LANES} + {self._fixed} * stride)")
-            before += [f"    {samples}", f"        {each}", *fixed_lines] if fixed_lines else []
-            inside = [*starts, f"        {samples}", f"            {each}", *inside]
-            for line in ends:
-                inside += [f"            {each}", line]
-        lines = [f"# {kind}, with subnormal numbers in all parts", BODY, *before, turns, *inside, *after, ENTRY]
-        text = "\n".join(lines)
-        return text.replace("SUMS", str(max(len(self._sums), 1)))
+            samples = f"for lane in range(0, stride, {LANES}):"
+            before.append(f"base = chunk * (ROOM + {fixed} * stride)")
+            before += [samples, *indented([each, *indented(fixed_lines)])] if fixed else []
+            inside += [each, *indented(lines), *ends]
+            turns = [f"for i in range({first}, {last}):", *indented([*starts, samples, *indented(inside)])]
+        elif passes:
+            before.append(f"room = np.empty({size}, numbers.dtype)" if way == "alone" else "base = chunk * ROOM")
+            inside = [f"end = min(begin + {BLOCK}, {last})", *inside, each, *indented(lines)]
+            turns = [f"for begin in range({first}, {last}, {BLOCK}):", *indented(inside)]
+        else:
+            turns = [f"for i in range({'' if way == 'alone' else first + ', '}{last}):", *indented(lines)]
+        body = indented([*before, *turns, *after])
+        if way == "alone":
+            lines = [
+                f"# {kind}, with subnormal numbers",
+                "def run(numbers, adjoints, out, index, at, count):",
+                *body,
+                "",
+            ]
+        else:
+            lines = [f"# {kind}, with subnormal numbers in all parts", BODY, *body, ENTRY]
+        return "\n".join(lines).replace("SUMS", str(max(len(self._sums), 1))).replace("ROOM", str(size))
+
+
+def indented(lines: Iterable[str]) -> list[str]:
+    """Return lines of Python, one level deeper."""
+    return [f"    {line}" for line in lines]
+
+
+def needed(roots: Iterable[Expression], known: Container[int]) -> list[Expression]:
+    """Return what these expressions are made of, down to what is known."""
+    found: dict[int, Expression] = {}
+    left = list(roots)
+    while left:
+        e = left.pop()
+        if e.key not in found:
+            found[e.key] = e
+            left += [] if e.key in known else [a for a in e.args if isinstance(a, Expression)]
+    return [found[key] for key in sorted(found)]
+
+
+Pass = tuple[list[Expression], list[Expression]]
+"""Of a block of turns: what is computed and kept, operands among it, and the functions of vectors that follow."""
+
+
+def passes_of(
+    order: Sequence[Expression], varying: set[int], vectors: Container[str]
+) -> tuple[list[Pass], dict[int, int]]:
+    """Return the passes over a block before the last one, and the row in which each of their numbers is kept.
+
+    What takes long is kept, too, rather than computed again.
+    """
+    level: dict[int, int] = {}
+    for e in order:
+        below = (level.get(a.key, 0) for a in e.args if isinstance(a, Expression))
+        level[e.key] = max(below, default=0) + (e.op in vectors and e.key in varying)
+    passes: list[Pass] = []
+    rows: dict[int, int] = {}
+    for number in range(1, 1 + max(level.values(), default=0)):
+        functions = [e for e in order if e.op in vectors and e.key in varying and level[e.key] == number]
+        operands = {e.args[0].key for e in functions}
+        kept = [e for e in needed((e.args[0] for e in functions), rows) if e.key in varying and e.key not in rows
+                and (e.key in operands or not (e.op in CHEAP or e.op in OF_BOOLS))]  # fmt: skip
+        for e in (*kept, *functions):
+            rows[e.key] = len(rows)
+        passes.append((kept, functions))
+    return passes, rows
 
 
 _compiled: dict[str, Callable[..., None]] = {}
@@ -301,6 +386,22 @@ def finite(values: np.ndarray) -> bool:
     return not wrong[0]
 
 
+SAME = """# smooth
+def run(one, other, found):
+    wrong = False
+    for i in range(len(one)):
+        wrong |= one[i] != other[i]
+    found[0] = wrong
+"""
+
+
+def same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether two arrays of one shape and dtype hold the same bytes, without an array in between."""
+    wrong = np.zeros(1, np.bool_)
+    compiled(SAME)(*(np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (one, other)), wrong)
+    return not wrong[0]
+
+
 def translated(text: str) -> Callable[..., None]:
     """Return the function of a loop's text, by Numba."""
     import numba
@@ -308,6 +409,12 @@ def translated(text: str) -> Callable[..., None]:
 
     from sparsebp.kernels.host.engine.compile import JIT, SERIAL, ExactLowering, KernelCompiler, _InnerCompiler
     from sparsebp.kernels.host.engine.threads import in_parts
+
+    functions: dict[str, Any] = {}
+    if "rows_of_" in text:
+        from sparsebp.jacobians.tape.functions import ROWS, version
+
+        functions, text = ROWS, f"{text}# {version()}\n"
 
     class Compiler(KernelCompiler):
         """As of kernels, but subnormal numbers count: the values are those of NumPy."""
@@ -328,8 +435,9 @@ def translated(text: str) -> Callable[..., None]:
     options = dict(SERIAL if text.startswith("# smooth") else JIT, cache=path is not None, pipeline_class=Compiler)
     module = ModuleType(f"{__name__}.{name}")
     sys.modules[module.__name__] = module  # where Numba looks for it when it reads machine code
-    function = as_python(text, module, path or f"<{name}>")
     scope = vars(module)
+    scope |= functions
+    function = as_python(text, module, path or f"<{name}>")
     if "body" in scope:
         inner = dict(options, cache=False, no_cpython_wrapper=True, pipeline_class=Body)
         scope |= {"body": numba.njit(**inner)(scope["body"]), "in_parts": in_parts}

@@ -13,12 +13,40 @@ import numpy as np
 
 from sparsebp.core.check import Array
 from sparsebp.jacobians.tape.chain import CONSTANT, Buffers, Program, Turn, merged, transposed, turn_of
-from sparsebp.jacobians.tape.expressions import Expression, gradient
-from sparsebp.jacobians.tape.loops import Leaf, Root
+from sparsebp.jacobians.tape.expressions import CHEAP, Expression, gradient, parts_of
+from sparsebp.jacobians.tape.loops import VECTORS, Leaf, Root
 from sparsebp.jacobians.tape.record import Group, Linear
 
 Kind = Literal["value", "jvp", "vjp", "hvp"]
 """The outputs y, J v, wᵀJ, and the derivative of wᵀJ along v."""
+
+
+SWEEP, CALL, PRODUCT = 12_000, 800, 5000
+"""Nanoseconds of a sweep without its loops, of a function of NumPy without its elements, of a product of SciPy's."""
+GATHERED, CHEAPLY, IN_VECTOR, SLOWLY = 0.5, 0.15, 1.3, 15.0
+"""Of an element in a loop: read or written, of arithmetic, of functions in vectors, of others."""
+BY_NUMPY, FUNCTION_BY_NUMPY, SINE_BY_NUMPY = 0.25, 1.2, 5.5
+"""Of an element in NumPy where it is fastest, on processors with AVX-512: arithmetic, functions, sines of float64."""
+
+
+def pays(program: Program, outputs: tuple[Group, ...]) -> bool:
+    """Return whether loops compute the outputs in less time than NumPy's functions probably do, one pass each."""
+    by_loops, by_numpy, longest = float(SWEEP), 0.0, dict[int, float]()
+    for stage in (*program.stages, *outputs):
+        if isinstance(stage, Linear):
+            by_numpy += PRODUCT
+            continue
+        length, parts = len(stage.to), parts_of([stage.expression])
+        by_loops += GATHERED * length * (len(stage.leaves) + 1)
+        by_numpy += (CALL + BY_NUMPY * length) * stage.adds
+        for e in parts:
+            if e.op in ("leaf", "number"):
+                continue
+            by_loops += length * (CHEAPLY if e.op in CHEAP else IN_VECTOR if e.op in VECTORS else SLOWLY)
+            sine = e.op in ("sin", "cos") and program.dtype == np.float64
+            once = BY_NUMPY if e.op in CHEAP else SINE_BY_NUMPY if sine else FUNCTION_BY_NUMPY
+            longest[e.key] = max(longest.get(e.key, 0), CALL + length * once)  # several groups may share it
+    return program.device is not None or by_loops < by_numpy + sum(longest.values())
 
 
 class Sweep:
