@@ -2,7 +2,7 @@
 
 Functions of NumPy are also compiled (`sparsebp.jacobians.tape`); what follows is the way of all others.
 
-The function is traced with index sets for its pattern (`tracing.Sets`; PyTorch: its ATen graph; JAX: by asdex).
+The function is traced with index sets for its pattern (`index_sets.Sets`; PyTorch: its ATen graph; JAX: by asdex).
 Columns that share no row get one colour, and the derivative along a colour's sum of unit vectors holds all their
 entries (Curtis, Powell, Reid, 1974); so do rows in reverse mode, and dense rows and columns by both. Derivatives
 are exact, by dual numbers or a reverse sweep; nothing is differenced.
