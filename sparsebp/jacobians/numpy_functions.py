@@ -106,20 +106,14 @@ class NumpyFunction:
         """Compare the function with what it computes when it is traced, which `isinstance` may tell apart."""
         args = backend.from_device(args)
         x, f = np.array(backend.asarray("x", args[self.argnum])), self._alone(args)
-        try:
-            with np.errstate(all="ignore"):
-                expected = np.asarray(f(x.copy()))
-        except Exception:  # the function has no value here; its pattern does not depend on values
-            return
-        y = lift(f(Traced(x, np.zeros((0, *x.shape), x.dtype), Duals(0))))
-        found = np.asarray(y.value if isinstance(y, Traced) else y)
-        if not {expected.dtype.kind, found.dtype.kind} <= {*"fiub"}:
-            return  # which is refused elsewhere
-        single = "float32" in (str(found.dtype), str(expected.dtype))
-        room, rounding = (1e-3, 1e-6) if single else (1e-8, 1e-15)  # of what is 0 but for that, as a singular det
-        scale = np.max(np.abs(expected), initial=0, where=np.isfinite(expected)) if expected.size else 0
-        if found.shape != expected.shape or not np.allclose(found, expected, rtol=room, atol=room * scale + rounding,
-                                                            equal_nan=True):  # fmt: skip
+        different = _difference(f, x)
+        if different:  # a value that is rounding alone? In single precision it has another one
+            wide = x.astype(float)
+            with contextlib.suppress(Exception), np.errstate(all="ignore"):
+                rounding = np.nanmax(np.abs(f(x.astype(np.float32)) - f(wide.copy()))) * _DIGITS
+                different = _difference(f, wide, rounding if np.isfinite(rounding) else 0)
+        if different:
+            expected, found = different
             raise TracingError("The function is another one when it is traced", expected=shown(expected),
                                got=shown(found), remedy="Does it test types, catch exceptions, keep arrays of an "
                                "earlier call, or draw random numbers?")  # fmt: skip
@@ -254,3 +248,29 @@ def _output(y: Any) -> Any:
         raise ShapeError("The function does not return a vector", expected="(m,)", got=y.shape,
                          remedy="Return y.ravel(); for a scalar use sparse_hessian, or return y[None]")  # fmt: skip
     return y
+
+
+_DIGITS = 16 * float(np.finfo(float).eps / np.finfo(np.float32).eps)
+"""Sizes of rounding in double precision over those in single precision, at most."""
+
+
+def _difference(
+    f: Callable[[np.ndarray], Any], x: np.ndarray, smallest: float = 0.0
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return what a function computes, and what it does when it is traced, if they differ by more than rounding."""
+    try:
+        with np.errstate(all="ignore"):
+            expected = np.asarray(f(x.copy()))
+    except Exception:  # the function has no value here; its pattern does not depend on values
+        return None
+    traced: Any = Traced(x, np.zeros((0, *x.shape), x.dtype), Duals(0))
+    y = lift(f(traced))
+    found = np.asarray(y.value if isinstance(y, Traced) else y)
+    if not {expected.dtype.kind, found.dtype.kind} <= {*"fiub"}:
+        return None  # which is refused elsewhere
+    single = "float32" in (str(found.dtype), str(expected.dtype))
+    room, rounding = (1e-3, 1e-6) if single else (1e-8, 1e-15)  # of what is 0 but for that, as a singular det
+    scale = np.max(np.abs(expected), initial=0, where=np.isfinite(expected)) if expected.size else 0
+    close = {"rtol": room, "atol": room * scale + max(rounding, smallest), "equal_nan": True}
+    same = found.shape == expected.shape and np.allclose(found, expected, **close)  # type: ignore[arg-type]
+    return None if same else (expected, found)

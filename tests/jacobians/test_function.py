@@ -960,3 +960,15 @@ def test_constants_among_the_arguments_may_not_change(before, after):
     jac(x, copy.deepcopy(before))
     with pytest.raises(OptionError, match="a constant of the pattern, has changed"):
         jac(x, after)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_values_that_are_rounding_alone_are_no_difference(dtype):
+    """`einsum` adds in another order when it is traced; random numbers and other types are differences as before."""
+    x = (100 * np.random.default_rng(1).standard_normal(1000)).astype(dtype)
+    found = sb.sparse_jacobian(lambda x: np.atleast_1d(np.einsum("i,i->", x, x) - x @ x), x)
+    np.testing.assert_allclose(found(x).toarray(), 0, atol=100 * np.finfo(dtype).eps)
+    rng = np.random.default_rng(0)
+    for f in (lambda x: x * rng.random(), lambda x: x * (2.0 if type(x) is np.ndarray else 2.1)):
+        with pytest.raises(TracingError, match="another one when it is traced"):
+            sb.sparse_jacobian(f, x)
