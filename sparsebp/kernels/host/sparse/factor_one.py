@@ -35,7 +35,6 @@ from sparsebp.kernels.host.sparse.factor_tiles import (
     TWO,
     from_stripe,
     no_quad,
-    no_stripe,
     put_in_stripe,
     quad_of_stripe,
     subtract_columns,
@@ -79,8 +78,8 @@ def _factorise_tasks(part, table, parts, words, blocked, data, peaks, shifts, le
     slots, columns, following = np.empty(n, np.int32), np.empty(widest, np.int32), np.empty(BLOCK, np.int64)
     block, packed = np.empty((widest + 1) * STRIPE, data.dtype), np.empty(DEEP * PANEL * STRIPE, data.dtype)
     watched = np.empty(SEEN, found.dtype)
-    room = simd.pointer(slots), simd.pointer(columns), simd.pointer(following), simd.pointer(block)
-    where = room, simd.pointer(packed), simd.pointer(peaks), simd.pointer(watched)
+    room = simd.pointer(slots), simd.pointer(columns), simd.pointer(block)
+    where = room, simd.pointer(following), simd.pointer(packed), simd.pointer(peaks), simd.pointer(watched)
     bounds = simd.pointer(shifts), least, underflow_bound(found)
     a, lu, next_task = simd.pointer(blocked), simd.pointer(data), words.ctypes.data
     tasks, ready = (whole[COUNTS + 2], next_task + 8) if parts > 1 else (1, 0)
@@ -107,8 +106,7 @@ def _eliminate(at, n, begin, count, values, data, where, bounds, ready, zero, on
     """Factorise panels begin … count - 1; see `sparsebp.kernels.host.sparse.factor`. `ready`: the address of words that
     say which panels are done; 0 on one thread.
     """
-    room, left, peak, watched = where
-    slot, following = room[0], room[2]
+    (slot, listed, work), following, left, peak, watched = where
     none = number.absolute(zero)
     by_row = by_column = loss = poison = none
     p = begin
@@ -128,6 +126,10 @@ def _eliminate(at, n, begin, count, values, data, where, bounds, ready, zero, on
                 atomic_store(ready + 8 * p, 1)
             p = end
             continue
+        wide = np.int64(PANEL)
+        while wide < PANEL * (end - p):
+            wide *= 2
+        room = slot, listed, work, wide
         _gather(at, p, end, values, room, peak, watched, zero)
         for i in range(p, end):
             following[i - p] = at.left_ptr[i]
@@ -167,23 +169,27 @@ def _eliminate(at, n, begin, count, values, data, where, bounds, ready, zero, on
 @numba.njit(**INNER_SERIAL)
 def _gather(at, p, end, values, room, peak, watched, zero):
     """Write the matrix's entries of a group of panels into the work block, and where its columns are."""
-    slot, listed, _, work = room
-    first, used, none, nothing = np.int64(at.first[p]), 0, number.absolute(zero), no_stripe(work)
-    for i in range(p, end):
-        for c in range(at.column_ptr[i], at.column_ptr[i + 1] if i == p else at.column_ptr[i] + at.own[i]):
-            column = at.columns[c]
-            index = np.int64(slot[column])
-            if index < 0 or index >= used or listed[index] != column:
+    slot, listed, work, wide = room
+    first, used, none = np.int64(at.first[p]), 0, number.absolute(zero)
+    for c in range(at.column_ptr[p], at.column_ptr[p + 1]):
+        listed[used] = column = at.columns[c]
+        slot[column] = used
+        used += 1
+    for q in range(at.left_ptr[p + 1], 0 if at.half else at.left_ptr[end]):  # of L those that other panels have alone
+        k = at.left[q]
+        index = np.int64(slot[at.first[k]])
+        if index < 0 or index >= used or listed[index] != at.first[k]:
+            for column in range(at.first[k], at.first[k + 1]):
                 slot[column], listed[used] = used, column
-                number.set_entry(work, used, nothing)
                 used += 1
+    simd.clear(work, used * wide)
     for i in range(first, np.int64(at.first[end])):
         norm, row = none, i - first
         diagonal = none
         for q in range(at.entry_ptr[i], at.entry_ptr[i + 1]):
             source, column = at.source[q], np.int64(at.column[q])
             value = number.conjugate(number.entry(values, max(source, -1 - source), zero), source < 0)
-            put_in_stripe(work, np.int64(slot[column]), row, value)
+            put_in_stripe(work, np.int64(slot[column]), row, wide, value)
             norm = norm + number.absolute(value)  # unlike a maximum it keeps NaN
             diagonal = number.absolute(value) if column == i else diagonal
         watched[NORM + row] = peak[i] if at.half and not at.definite else norm
@@ -193,7 +199,7 @@ def _gather(at, p, end, values, room, peak, watched, zero):
 @numba.njit(**INNER_SERIAL)
 def _scatter(at, p, i, room, data):
     """Write one panel of a group from the work block to its place."""
-    slot, _, _, work = room
+    slot, _, work, wide = room
     row, rows, own = np.int64(at.first[i] - at.first[p]), np.int64(at.first[i + 1] - at.first[i]), np.int64(at.own[i])
     columns, base, count = (
         simd.advance(at.columns, at.column_ptr[i]),
@@ -203,14 +209,14 @@ def _scatter(at, p, i, room, data):
     index = np.int64(slot[at.first[i]]) - own
     if rows == PANEL:
         for c in range(own):
-            number.store(data, base + PANEL * c, quad_of_stripe(work, np.int64(slot[columns[c]]), row))
+            number.store(data, base + PANEL * c, quad_of_stripe(work, np.int64(slot[columns[c]]), row, wide))
         for c in range(own, count):
-            number.store(data, base + PANEL * c, quad_of_stripe(work, index + c, row))
+            number.store(data, base + PANEL * c, quad_of_stripe(work, index + c, row, wide))
     else:
         for c in range(count):
             there = np.int64(slot[columns[c]]) if c < own else index + c
             for r in range(rows):
-                data[base + rows * c + r] = from_stripe(work, there, row + r)
+                data[base + rows * c + r] = from_stripe(work, there, row + r, wide)
 
 
 @numba.njit(**INNER_SERIAL)
@@ -223,12 +229,14 @@ def _take_run(at, p, k, stop, low, high, room, left, data, peak, watched, zero):
         np.int64(at.own[stop - 1]) + rows,
     )
     whole, rest = (stop - k, np.int64(0)) if rows == PANEL else (stop - k - 1, rows)
-    some = high - low
+    some, wide = high - low, room[3]
     if some > 2:  # others have zeros
-        low, some = (min(low, p + BLOCK - 4), 4) if some <= 4 else (p, np.int64(BLOCK))
+        low, some = (min(low, p + wide // PANEL - 4), 4) if some <= 4 else (p, wide // PANEL)
     source, row = (simd.advance(at.base, k + 1), whole, rest), PANEL * (low - p)
     if at.half:
-        skip = _mirror(at, k, stop, columns, size, first, row, np.int64(at.first[high]), data, watched, left, zero)
+        skip = _mirror(
+            at, k, stop, columns, size, first, row, np.int64(at.first[high]), data, watched, left, wide, zero
+        )
     else:
         _divide(at, k, stop, row, some, room, left, data, peak, watched, zero)
         _watch(at, k, stop, columns, size, first, np.int64(at.first[high]), room, data, watched, zero)
@@ -238,19 +246,19 @@ def _take_run(at, p, k, stop, low, high, room, left, data, peak, watched, zero):
 @simd.device
 def _subtract(columns, count, row, some, room, left, data, source, behind):
     """Subtract from some columns in one, two, four or all panels of the group."""
-    slot, work = room[0], room[3]
+    slot, _, work, wide = room
     if some == 1:
-        subtract_columns(work, slot, columns, count, row, 0, ONE, left, data, source, behind)
+        subtract_columns(work, slot, columns, count, row, 0, wide, ONE, left, data, source, behind)
     elif some == 2:
-        subtract_columns(work, slot, columns, count, row, 0, TWO, left, data, source, behind)
+        subtract_columns(work, slot, columns, count, row, 0, wide, TWO, left, data, source, behind)
     else:
-        subtract_columns(work, slot, columns, count, row, (some - 4) * PANEL, FOUR, left, data, source, behind)
+        subtract_columns(work, slot, columns, count, row, (some - 4) * PANEL, wide, FOUR, left, data, source, behind)
 
 
 @simd.device
 def _divide(at, k, stop, row, some, room, left, data, peak, watched, zero):
     """``X = X U⁻¹`` for the parts of L that belong to the panels k … stop - 1; pack their negatives."""
-    slot, work = room[0], room[3]
+    slot, _, work, wide = room
     ends, none = simd.advance(at.base, k + 1), no_quad(work)
     for q in range(k, stop):
         first, own = np.int64(at.first[q]), np.int64(at.own[q])
@@ -261,19 +269,19 @@ def _divide(at, k, stop, row, some, room, left, data, peak, watched, zero):
             _subtract(simd.advance(at.columns, begin), rows, row, some, room, left, data, source, behind)
         for i in range(row, row + PANEL * some, PANEL):
             if rows == PANEL:
-                _divide_four(work, index, data, square, left, depth, i, none, zero)
+                _divide_four(work, index, data, square, left, depth, i, wide, none, zero)
             else:
                 for c in range(rows):
-                    value = quad_of_stripe(work, index + c, i)
+                    value = quad_of_stripe(work, index + c, i, wide)
                     for j in range(c):
-                        multiple = quad_of_stripe(left, depth + j, i)
+                        multiple = quad_of_stripe(left, depth + j, i, wide)
                         value = number.fma(multiple, number.entry(data, square + c * rows + j, zero), value)
                     value = number.times(value, number.entry(data, square + c * rows + c, zero))
-                    put_in_stripe(work, index + c, i, value)
-                    put_in_stripe(left, depth + c, i, none - value)
+                    put_in_stripe(work, index + c, i, wide, value)
+                    put_in_stripe(left, depth + c, i, wide, none - value)
             largest, relative = number.load_four(watched, ROW + i), number.load_four(watched, COLUMN + i)
             for c in range(rows):
-                term = number.absolute(quad_of_stripe(work, index + c, i))
+                term = number.absolute(quad_of_stripe(work, index + c, i, wide))
                 largest = simd.maximum(term * peak[2 * (first + c)], largest)
                 relative = simd.maximum(term * peak[2 * (first + c) + 1], relative)
             number.store(watched, ROW + i, largest)
@@ -281,10 +289,10 @@ def _divide(at, k, stop, row, some, room, left, data, peak, watched, zero):
 
 
 @simd.device
-def _divide_four(work, index, data, square, left, depth, i, none, zero):
+def _divide_four(work, index, data, square, left, depth, i, wide, none, zero):
     """The same for four rows and columns."""
-    x, y = quad_of_stripe(work, index, i), quad_of_stripe(work, index + 1, i)
-    z, w = quad_of_stripe(work, index + 2, i), quad_of_stripe(work, index + 3, i)
+    x, y = quad_of_stripe(work, index, i, wide), quad_of_stripe(work, index + 1, i, wide)
+    z, w = quad_of_stripe(work, index + 2, i, wide), quad_of_stripe(work, index + 3, i, wide)
     x = number.times(x, number.entry(data, square, zero))
     a = none - x
     y = number.fma(a, number.entry(data, square + 4, zero), y)
@@ -298,20 +306,20 @@ def _divide_four(work, index, data, square, left, depth, i, none, zero):
     c = none - z
     w = number.fma(c, number.entry(data, square + 14, zero), w)
     w = number.times(w, number.entry(data, square + 15, zero))
-    put_in_stripe(work, index, i, x)
-    put_in_stripe(work, index + 1, i, y)
-    put_in_stripe(work, index + 2, i, z)
-    put_in_stripe(work, index + 3, i, w)
-    put_in_stripe(left, depth, i, a)
-    put_in_stripe(left, depth + 1, i, b)
-    put_in_stripe(left, depth + 2, i, c)
-    put_in_stripe(left, depth + 3, i, none - w)
+    put_in_stripe(work, index, i, wide, x)
+    put_in_stripe(work, index + 1, i, wide, y)
+    put_in_stripe(work, index + 2, i, wide, z)
+    put_in_stripe(work, index + 3, i, wide, w)
+    put_in_stripe(left, depth, i, wide, a)
+    put_in_stripe(left, depth + 1, i, wide, b)
+    put_in_stripe(left, depth + 2, i, wide, c)
+    put_in_stripe(left, depth + 3, i, wide, none - w)
 
 
 @simd.device
 def _watch(at, k, stop, columns, size, first, end, room, data, watched, zero):
     """Find the largest terms of the pivots of rows first … end - 1."""
-    slot, work = room[0], room[3]
+    slot, _, work, wide = room
     for c in range(_behind(columns, size, first), size):
         i = np.int64(columns[c])
         if i >= end:
@@ -321,19 +329,18 @@ def _watch(at, k, stop, columns, size, first, end, room, data, watched, zero):
             rows, index = np.int64(at.first[q + 1] - at.first[q]), np.int64(slot[at.first[q]])
             right = at.base[q + 1] - (size - c) * rows
             for j in range(rows):
-                term = number.times(from_stripe(work, index + j, i - first), number.entry(data, right + j, zero))
+                term = number.times(from_stripe(work, index + j, i - first, wide), number.entry(data, right + j, zero))
                 largest = simd.maximum(number.absolute(term), largest)
         watched[PIVOT + i - first] = largest
 
 
 @simd.device
-def _mirror(at, k, stop, columns, size, first, row, end, data, watched, left, zero):
+def _mirror(at, k, stop, columns, size, first, row, end, data, watched, left, wide, zero):
     """Pack the negatives of what L of a symmetric matrix has in rows: U's entries, transposed. Return the first column
     that is not before them.
     """
-    none, skip = no_stripe(left), _behind(columns, size, first + row)
-    for j in range(at.first[stop] - at.first[k]):
-        number.set_entry(left, j, none)
+    skip = _behind(columns, size, first + row)
+    simd.clear(left, (at.first[stop] - at.first[k]) * wide)
     for c in range(skip, size):
         i = np.int64(columns[c])
         if i >= end:
@@ -348,7 +355,7 @@ def _mirror(at, k, stop, columns, size, first, row, end, data, watched, left, ze
                 if not at.definite:
                     multiple = number.times(multiple, number.entry(data, at.base[q] + j * rows + j, zero))
                     terms = number.fma(number.absolute(value), number.absolute(multiple), terms)
-                put_in_stripe(left, depth + j, i - first, zero - multiple)
+                put_in_stripe(left, depth + j, i - first, wide, zero - multiple)
         watched[PIVOT + i - first] = terms
     return skip
 

@@ -196,7 +196,7 @@ def _watch(at, row, r, k, begin, back, size, data, left, lu, n, peak, watched, s
 def finish_panel(at, n, p, data, peak, watched, seen, room, bounds, zero, one, four, quads):
     """Eliminate within a panel whose multiples have been taken; return growth by row and by column, loss, and NaN where
     these may miss some. `four`: whether it has four rows, of one matrix: `quads` is
-    `finish_quads`, of several ones `no_quads`. `room`: three stripes.
+    `finish_quads`, of several ones `no_quads`. `room`: twelve numbers.
     """
     none = number.absolute(zero)
     by_row = by_column = none
@@ -340,8 +340,8 @@ def finish_quads(at, data, square, size, columns, scale, watched, seen, room, ze
             for i in range(k + 1, 4):
                 left = number.conjugate(number.entry(data, square + 4 * i + k, zero), True)
                 left = left if at.definite else number.times(left, number.entry(data, square + 5 * k, zero))
-                put_in_stripe(room, k, i, zero - left)
-        a, b, c = quad_of_stripe(room, 0, 0), quad_of_stripe(room, 1, 0), quad_of_stripe(room, 2, 0)
+                put_in_stripe(room, k, i, 4, zero - left)
+        a, b, c = quad_of_stripe(room, 0, 0, 4), quad_of_stripe(room, 1, 0, 4), quad_of_stripe(room, 2, 0, 4)
     else:
         a, b = none - number.load_four(data, square), none - number.load_four(data, square + 4)
         c = none - number.load_four(data, square + 8)
