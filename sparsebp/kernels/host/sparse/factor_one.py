@@ -75,7 +75,7 @@ def _factorise_tasks(part, table, parts, words, blocked, data, peaks, shifts, le
     for p in range(count):
         widest = max(widest, at.column_ptr[p + 1] - at.column_ptr[p])
     widest = min(n, BLOCK * widest)
-    slots, columns, following = np.empty(n, np.int32), np.empty(widest, np.int32), np.empty(BLOCK, np.int64)
+    slots, columns, following = np.empty(n, np.int32), np.empty(widest, np.int32), np.empty(3 * BLOCK, np.int64)
     block, packed = np.empty((widest + 1) * STRIPE, data.dtype), np.empty(DEEP * PANEL * STRIPE, data.dtype)
     watched = np.empty(SEEN, found.dtype)
     room = simd.pointer(slots), simd.pointer(columns), simd.pointer(block)
@@ -107,6 +107,7 @@ def _eliminate(at, n, begin, count, values, data, where, bounds, ready, zero, on
     say which panels are done; 0 on one thread.
     """
     (slot, listed, work), following, left, peak, watched = where
+    written, targets = simd.advance(following, BLOCK), simd.advance(following, 2 * BLOCK)
     none = number.absolute(zero)
     by_row = by_column = loss = poison = none
     p = begin
@@ -129,10 +130,10 @@ def _eliminate(at, n, begin, count, values, data, where, bounds, ready, zero, on
         wide = np.int64(PANEL)
         while wide < PANEL * (end - p):
             wide *= 2
-        room = slot, listed, work, wide
+        room = slot, listed, work, wide, targets
         _gather(at, p, end, values, room, peak, watched, zero)
         for i in range(p, end):
-            following[i - p] = at.left_ptr[i]
+            following[i - p], written[i - p] = at.left_ptr[i], at.base[i]
         while True:
             k = p
             for i in range(p, end):
@@ -146,14 +147,20 @@ def _eliminate(at, n, begin, count, values, data, where, bounds, ready, zero, on
             while stop < last and (ready == 0 or atomic_load(ready + 8 * stop) != 0):
                 stop += 1
             low, high = end, p
-            for i in range(p, end):
-                if following[i - p] < at.left_ptr[i + 1] and at.left[following[i - p]] == k:
+            for i in range(p, p + BLOCK):
+                targets[i - p] = -1
+                if i < end and following[i - p] < at.left_ptr[i + 1] and at.left[following[i - p]] == k:
                     following[i - p] += stop - k
                     low, high = min(low, np.int64(i)), i + 1
+                    targets[i - p] = written[i - p]
+                    written[i - p] += np.int64(at.first[stop] - at.first[k]) * np.int64(at.first[i + 1] - at.first[i])
             _take_run(at, p, k, stop, low, high, room, left, data, peak, watched, zero)
         for i in range(p, end):
             before = (i - p) & (p - i)  # so every panel takes the multiples of all before it, many at a time
             if before > 0:
+                for j in range(i, min(i + before, end)):
+                    targets[j - p] = written[j - p]
+                    written[j - p] += before * PANEL * np.int64(at.first[j + 1] - at.first[j])
                 _take_run(at, p, i - before, i, i, min(i + before, end), room, left, data, peak, watched, zero)
             _scatter(at, p, i, room, data)
             four, seen = at.first[i + 1] - at.first[i] == PANEL, PANEL * (i - p)
@@ -169,7 +176,7 @@ def _eliminate(at, n, begin, count, values, data, where, bounds, ready, zero, on
 @numba.njit(**INNER_SERIAL)
 def _gather(at, p, end, values, room, peak, watched, zero):
     """Write the matrix's entries of a group of panels into the work block, and where its columns are."""
-    slot, listed, work, wide = room
+    slot, listed, work, wide, _ = room
     first, used, none = np.int64(at.first[p]), 0, number.absolute(zero)
     for c in range(at.column_ptr[p], at.column_ptr[p + 1]):
         listed[used] = column = at.columns[c]
@@ -198,25 +205,16 @@ def _gather(at, p, end, values, room, peak, watched, zero):
 
 @numba.njit(**INNER_SERIAL)
 def _scatter(at, p, i, room, data):
-    """Write one panel of a group from the work block to its place."""
-    slot, _, work, wide = room
+    """Write what one panel of a group has of U, and in its own columns, from the work block to its place."""
+    slot, _, work, wide, _ = room
     row, rows, own = np.int64(at.first[i] - at.first[p]), np.int64(at.first[i + 1] - at.first[i]), np.int64(at.own[i])
-    columns, base, count = (
-        simd.advance(at.columns, at.column_ptr[i]),
-        at.base[i],
-        at.column_ptr[i + 1] - at.column_ptr[i],
-    )
-    index = np.int64(slot[at.first[i]]) - own
-    if rows == PANEL:
-        for c in range(own):
-            number.store(data, base + PANEL * c, quad_of_stripe(work, np.int64(slot[columns[c]]), row, wide))
-        for c in range(own, count):
+    base, index = at.base[i] + rows * own, np.int64(slot[at.first[i]])
+    for c in range(at.column_ptr[i + 1] - at.column_ptr[i] - own):
+        if rows == PANEL:
             number.store(data, base + PANEL * c, quad_of_stripe(work, index + c, row, wide))
-    else:
-        for c in range(count):
-            there = np.int64(slot[columns[c]]) if c < own else index + c
+        else:
             for r in range(rows):
-                data[base + rows * c + r] = from_stripe(work, there, row + r, wide)
+                data[base + rows * c + r] = from_stripe(work, index + c, row + r, wide)
 
 
 @numba.njit(**INNER_SERIAL)
@@ -238,15 +236,15 @@ def _take_run(at, p, k, stop, low, high, room, left, data, peak, watched, zero):
             at, k, stop, columns, size, first, row, np.int64(at.first[high]), data, watched, left, wide, zero
         )
     else:
-        _divide(at, k, stop, row, some, room, left, data, peak, watched, zero)
-        _watch(at, k, stop, columns, size, first, np.int64(at.first[high]), room, data, watched, zero)
+        _divide(at, p, k, stop, row, some, room, left, data, peak, watched, zero)
+        _watch(at, k, stop, columns, size, first, np.int64(at.first[high]), left, wide, data, watched, zero)
     _subtract(simd.advance(columns, skip), size - skip, row, some, room, left, data, source, size - skip)
 
 
 @simd.device
 def _subtract(columns, count, row, some, room, left, data, source, behind):
     """Subtract from some columns in one, two, four or all panels of the group."""
-    slot, _, work, wide = room
+    slot, _, work, wide, _ = room
     if some == 1:
         subtract_columns(work, slot, columns, count, row, 0, wide, ONE, left, data, source, behind)
     elif some == 2:
@@ -256,9 +254,11 @@ def _subtract(columns, count, row, some, room, left, data, source, behind):
 
 
 @simd.device
-def _divide(at, k, stop, row, some, room, left, data, peak, watched, zero):
-    """``X = X U⁻¹`` for the parts of L that belong to the panels k … stop - 1; pack their negatives."""
-    slot, _, work, wide = room
+def _divide(at, p, k, stop, row, some, room, left, data, peak, watched, zero):
+    """``X = X U⁻¹`` for the parts of L that belong to the panels k … stop - 1: write them to their places, and pack
+    their negatives.
+    """
+    slot, _, work, wide, targets = room
     ends, none = simd.advance(at.base, k + 1), no_quad(work)
     for q in range(k, stop):
         first, own = np.int64(at.first[q]), np.int64(at.own[q])
@@ -268,6 +268,7 @@ def _divide(at, k, stop, row, some, room, left, data, peak, watched, zero):
             behind, source = at.column_ptr[q + 1] - begin, (ends, q - k, np.int64(0))
             _subtract(simd.advance(at.columns, begin), rows, row, some, room, left, data, source, behind)
         for i in range(row, row + PANEL * some, PANEL):
+            largest, relative = number.load_four(watched, ROW + i), number.load_four(watched, COLUMN + i)
             if rows == PANEL:
                 _divide_four(work, index, data, square, left, depth, i, wide, none, zero)
             else:
@@ -277,59 +278,54 @@ def _divide(at, k, stop, row, some, room, left, data, peak, watched, zero):
                         multiple = quad_of_stripe(left, depth + j, i, wide)
                         value = number.fma(multiple, number.entry(data, square + c * rows + j, zero), value)
                     value = number.times(value, number.entry(data, square + c * rows + c, zero))
-                    put_in_stripe(work, index + c, i, wide, value)
                     put_in_stripe(left, depth + c, i, wide, none - value)
-            largest, relative = number.load_four(watched, ROW + i), number.load_four(watched, COLUMN + i)
             for c in range(rows):
-                term = number.absolute(quad_of_stripe(work, index + c, i, wide))
+                value = none - quad_of_stripe(left, depth + c, i, wide)
+                term, target = number.absolute(value), targets[i // PANEL]
                 largest = simd.maximum(term * peak[2 * (first + c)], largest)
                 relative = simd.maximum(term * peak[2 * (first + c) + 1], relative)
+                some_rows = np.int64(at.first[p + i // PANEL + 1] - at.first[p + i // PANEL]) if target >= 0 else 0
+                if some_rows == PANEL:
+                    number.store(data, target + PANEL * (depth + c), value)
+                for r in range(some_rows % PANEL):
+                    data[target + some_rows * (depth + c) + r] = zero - from_stripe(left, depth + c, i + r, wide)
             number.store(watched, ROW + i, largest)
             number.store(watched, COLUMN + i, relative)
 
 
 @simd.device
 def _divide_four(work, index, data, square, left, depth, i, wide, none, zero):
-    """The same for four rows and columns."""
+    """The same for four rows and columns, but for the places."""
     x, y = quad_of_stripe(work, index, i, wide), quad_of_stripe(work, index + 1, i, wide)
     z, w = quad_of_stripe(work, index + 2, i, wide), quad_of_stripe(work, index + 3, i, wide)
-    x = number.times(x, number.entry(data, square, zero))
-    a = none - x
+    a = none - number.times(x, number.entry(data, square, zero))
     y = number.fma(a, number.entry(data, square + 4, zero), y)
     z = number.fma(a, number.entry(data, square + 8, zero), z)
     w = number.fma(a, number.entry(data, square + 12, zero), w)
-    y = number.times(y, number.entry(data, square + 5, zero))
-    b = none - y
+    b = none - number.times(y, number.entry(data, square + 5, zero))
     z = number.fma(b, number.entry(data, square + 9, zero), z)
     w = number.fma(b, number.entry(data, square + 13, zero), w)
-    z = number.times(z, number.entry(data, square + 10, zero))
-    c = none - z
+    c = none - number.times(z, number.entry(data, square + 10, zero))
     w = number.fma(c, number.entry(data, square + 14, zero), w)
-    w = number.times(w, number.entry(data, square + 15, zero))
-    put_in_stripe(work, index, i, wide, x)
-    put_in_stripe(work, index + 1, i, wide, y)
-    put_in_stripe(work, index + 2, i, wide, z)
-    put_in_stripe(work, index + 3, i, wide, w)
     put_in_stripe(left, depth, i, wide, a)
     put_in_stripe(left, depth + 1, i, wide, b)
     put_in_stripe(left, depth + 2, i, wide, c)
-    put_in_stripe(left, depth + 3, i, wide, none - w)
+    put_in_stripe(left, depth + 3, i, wide, none - number.times(w, number.entry(data, square + 15, zero)))
 
 
 @simd.device
-def _watch(at, k, stop, columns, size, first, end, room, data, watched, zero):
+def _watch(at, k, stop, columns, size, first, end, left, wide, data, watched, zero):
     """Find the largest terms of the pivots of rows first … end - 1."""
-    slot, _, work, wide = room
     for c in range(_behind(columns, size, first), size):
         i = np.int64(columns[c])
         if i >= end:
             break
         largest = watched[PIVOT + i - first]
         for q in range(k, stop):
-            rows, index = np.int64(at.first[q + 1] - at.first[q]), np.int64(slot[at.first[q]])
+            rows, depth = np.int64(at.first[q + 1] - at.first[q]), PANEL * (q - k)
             right = at.base[q + 1] - (size - c) * rows
             for j in range(rows):
-                term = number.times(from_stripe(work, index + j, i - first, wide), number.entry(data, right + j, zero))
+                term = number.times(from_stripe(left, depth + j, i - first, wide), number.entry(data, right + j, zero))
                 largest = simd.maximum(number.absolute(term), largest)
         watched[PIVOT + i - first] = largest
 

@@ -1,9 +1,9 @@
 """Tiles of the factors of one matrix: what rows take from those before them, in registers.
 
 The rows of a group of panels stand side by side in a dense work block: an entry of it is a *stripe*, the numbers of one
-column in all rows, `wide` of them; of complex numbers all real parts, then all imaginary ones. A tile is some columns of one, two or
-four panels. It is read once, takes the products with all rows of a run of panels, and is written once; every number of
-U that is read serves all of its rows.
+column in all rows, `wide` of them; of complex numbers all real parts, then all imaginary ones. A tile is some columns
+of one, two or four panels. It is read once, takes the products with all rows of a run of panels, and is written once;
+every number of U that is read serves all of its rows.
 """
 
 from __future__ import annotations
