@@ -132,8 +132,10 @@ def _eliminate(at, n, begin, count, values, data, where, bounds, ready, zero, on
             wide *= 2
         room = slot, listed, work, wide, targets
         _gather(at, p, end, values, room, peak, watched, zero)
-        for i in range(p, end):
-            following[i - p], written[i - p] = at.left_ptr[i], at.base[i]
+        for i in range(p, p + BLOCK):
+            targets[i - p] = -1
+            if i < end:
+                following[i - p], written[i - p] = at.left_ptr[i], at.base[i]
         while True:
             k = p
             for i in range(p, end):
@@ -237,7 +239,7 @@ def _take_run(at, p, k, stop, low, high, room, left, data, peak, watched, zero):
         )
     else:
         _divide(at, p, k, stop, row, some, room, left, data, peak, watched, zero)
-        _watch(at, k, stop, columns, size, first, np.int64(at.first[high]), left, wide, data, watched, zero)
+        _watch(at, k, stop, columns, size, first, row, np.int64(at.first[high]), left, wide, data, watched, zero)
     _subtract(simd.advance(columns, skip), size - skip, row, some, room, left, data, source, size - skip)
 
 
@@ -314,9 +316,9 @@ def _divide_four(work, index, data, square, left, depth, i, wide, none, zero):
 
 
 @simd.device
-def _watch(at, k, stop, columns, size, first, end, left, wide, data, watched, zero):
-    """Find the largest terms of the pivots of rows first … end - 1."""
-    for c in range(_behind(columns, size, first), size):
+def _watch(at, k, stop, columns, size, first, row, end, left, wide, data, watched, zero):
+    """Find the largest terms of the pivots of rows first + row … end - 1."""
+    for c in range(_behind(columns, size, first + row), size):
         i = np.int64(columns[c])
         if i >= end:
             break
