@@ -125,12 +125,54 @@ def reaction_diffusion(method: str) -> Callable[[Settings], Program]:
     return make
 
 
+def thermal_block(settings: Settings) -> Program:
+    """Return pyMOR's solutions of a heat equation for twenty conductivities of its four blocks."""
+    from pymor.basic import set_log_levels
+    from pymor.models.examples import thermal_block_example
+
+    set_log_levels({"pymor": "ERROR"})
+    model, rng = thermal_block_example(diameter=1 / settings["cells"]), np.random.default_rng(0)
+    parameters = [model.parameters.parse(rng.uniform(0.1, 1, 4)) for _ in range(20)]
+
+    def run() -> np.ndarray:
+        return np.concatenate([model.solve(one).to_numpy() for one in parameters])
+
+    return run
+
+
+def resistivity(settings: Settings) -> Program:
+    """Return SimPEG's voltages over a half-space in 3-D for four pairs of electrodes, and their gradient."""
+    from discretize import TensorMesh
+    from pymatsolver import SolverLU
+    from simpeg import maps
+    from simpeg.electromagnetics.static import resistivity as dc
+
+    n = settings["cells"] // 6
+    mesh = TensorMesh([[(10, 4, -1.3), (10, n), (10, 4, 1.3)]] * 2 + [[(10, 4, -1.3), (10, n // 2 + 1)]], "CCN")
+    places = 10 * np.linspace(-n / 2, n / 2, 7)[:, np.newaxis] * [1, 0, 0]
+    receivers = dc.receivers.Dipole(places[:-1], places[1:])
+    sources = [dc.sources.Dipole([receivers], place - [5, 0, 0], place) for place in places[:4]]
+    simulation = dc.Simulation3DNodal(
+        mesh, survey=dc.Survey(sources), sigmaMap=maps.ExpMap(mesh), solver=SolverLU
+    )  # fmt: skip
+    conductivity = np.log(0.01) + 0.3 * np.random.default_rng(0).standard_normal(mesh.nC)
+
+    def run() -> np.ndarray:
+        simulation.model = None
+        voltages = simulation.dpred(conductivity)
+        return np.concatenate([voltages, simulation.Jtvec(conductivity, voltages)])
+
+    return run
+
+
 CASES = (
     Case("pandapower", "power flow, 118 buses", power_flow("case118", "flat")),
     Case("pandapower", "power flow, 1888 buses", power_flow("case1888rte", "dc")),
     Case("pandapower", "power flow, 9241 buses", power_flow("case9241pegase", "dc")),
     Case("skfem", "minimal surface, Newton", minimal_surface),
     Case("fipy", "nonlinear diffusion", nonlinear_diffusion),
+    Case("pymor", "thermal block, 20 conductivities", thermal_block),
+    Case("simpeg", "direct currents in 3-D, with gradient", resistivity),
     Case("scipy", "solve_ivp, BDF", reaction_diffusion("BDF")),
     Case("scipy", "solve_ivp, Radau", reaction_diffusion("Radau")),
 )

@@ -54,6 +54,10 @@ class Transport(abc.ABC):
     largest_tag: int = 2**31 - 1
     closed: bool = False
 
+    def __repr__(self) -> str:
+        """Show which rank this is."""
+        return f"<{type(self).__name__}: rank {self.rank} of {self.size}{', closed' * self.closed}>"
+
     # ---- two ranks ---------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod

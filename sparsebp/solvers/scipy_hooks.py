@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import pkgutil
-import sys
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import CodeType, FunctionType
 from typing import Any
 
 from sparsebp.core.locks import forkable_lock
@@ -25,65 +24,60 @@ _blocks: ContextVar[tuple[_Block, ...]] = ContextVar("sparsebp_used_by_scipy", d
 _NAMES = ("spsolve", "splu", "factorized")
 
 
-class _Substitutes:
-    """The functions that stand in SciPy's places while some block is open, in all modules that hold SciPy's.
+class _Exchanged:
+    """A function of SciPy's whose code is ours while some block is open.
 
-    Every module is searched once, and again when its names have become more or fewer: thousands of modules take 20 ms.
-    All are when somebody else holds SciPy's functions. Modules that define them keep them, so that they can be pickled.
+    It stays the same object, so whoever holds it calls ours: modules under any name, closures, classes, tables.
     """
 
-    def __init__(self) -> None:
-        self.lock = forkable_lock()
-        self.open = 0
-        self.pairs: dict[str, tuple[Any, Any]] = {}
-        self.held = 0
-        self.searched: dict[str, int] = {}
-        self.places: dict[tuple[int, str], tuple[dict[str, Any], str, str]] = {}
-
-    def enter(self) -> None:
+    def __init__(self, name: str) -> None:
         from scipy.sparse import linalg
 
-        with self.lock:
-            if not self.pairs:
-                for name in _NAMES:
-                    theirs = getattr(linalg, name)
-                    self.pairs[name] = theirs, _Choice(theirs, getattr(direct, name))
-            if not self.open:
-                if self.held != self.count():
-                    self.searched.clear()
-                self.put(1)
-            self.open += 1
+        function: Any = inspect.unwrap(getattr(linalg, name))
+        self.function, self.codes = function, (function.__code__, _of_name(name))
+        self.of_scipy = FunctionType(
+            function.__code__, function.__globals__, name, function.__defaults__, function.__closure__
+        )  # fmt: skip
+        self.of_scipy.__kwdefaults__ = function.__kwdefaults__
+
+    def enter(self) -> None:
+        self.function.of_scipy, self.function.__signature__ = self.of_scipy, inspect.signature(self.function)
+        self.function.__code__ = self.codes[1]
 
     def leave(self) -> None:
-        with self.lock:
-            self.open -= 1
-            if not self.open:
-                self.put(0)
-                self.held = self.count()
-
-    def count(self) -> int:
-        """Return how many references SciPy's functions have; a module with another one has a new name."""
-        return sum(sys.getrefcount(theirs) for theirs, _ in self.pairs.values())
-
-    def put(self, which: int) -> None:
-        """Put ours, 1, or SciPy's, 0, into all places."""
-        known = {id(function): name for name, pair in self.pairs.items() for function in pair}
-        for module, names in [(module, getattr(module, "__dict__", None)) for module in list(sys.modules.values())]:
-            if not isinstance(names, dict):
-                continue
-            key = str(names.get("__name__"))
-            if self.searched.get(key) == len(names) and module is sys.modules.get(key) and key != "__main__":
-                continue
-            self.searched[key] = len(names)
-            for name, value in list(names.items()):
-                if (function := known.get(id(value))) is not None and self.pairs[function][0].__module__ != key:
-                    self.places[id(names), name] = names, name, function
-        for names, name, function in self.places.values():
-            if id(names.get(name)) in known:
-                names[name] = self.pairs[function][which]
+        self.function.__code__ = self.codes[0]
+        del self.function.of_scipy, self.function.__signature__
 
 
-_substitutes = _Substitutes()
+def _of_name(name: str) -> CodeType:
+    """Return code that calls the `_chosen` function of a name, which it imports: it runs in SciPy's module."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        from sparsebp.solvers.scipy_hooks import _chosen
+
+        with _chosen("name") as function:
+            return function(*args, **options)
+
+    code = call.__code__
+    return code.replace(co_consts=tuple(name if one == "name" else one for one in code.co_consts), co_name=name)
+
+
+@contextmanager
+def _chosen(name: str) -> Iterator[Callable[..., Any]]:
+    """Give ours to a thread with an open block, and SciPy's to all others, and to what ours passes on."""
+    if not any(block.open for block in _blocks.get()):
+        yield _exchanged[name].of_scipy
+        return
+    token = _blocks.set(())
+    try:
+        yield getattr(direct, name)
+    finally:
+        _blocks.reset(token)
+
+
+_lock = forkable_lock()
+_exchanged: dict[str, _Exchanged] = {}
+_open: list[_Block] = []
 
 
 @contextmanager
@@ -106,31 +100,20 @@ def used_by_scipy() -> Iterator[None]:
     True
     """
     block = _Block()
-    _substitutes.enter()
+    with _lock:
+        if not _exchanged:
+            _exchanged.update({name: _Exchanged(name) for name in _NAMES})
+        if not _open:
+            for function in _exchanged.values():
+                function.enter()
+        _open.append(block)
     _blocks.set((*(one for one in _blocks.get() if one.open), block))
     try:
         yield
     finally:
         block.open = False
-        _substitutes.leave()
-
-
-class _Choice:
-    """Calls ours in threads with an open block, and SciPy's in all others; its copies and pickles are SciPy's."""
-
-    def __init__(self, theirs: Callable[..., Any], ours: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, theirs)
-        self.of_scipy, self._ours = theirs, ours
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        if not any(block.open for block in _blocks.get()):
-            return self.of_scipy(*args, **options)
-        token = _blocks.set(())  # what ours passes on is SciPy's
-        try:
-            return self._ours(*args, **options)
-        finally:
-            _blocks.reset(token)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        theirs = self.of_scipy
-        return pkgutil.resolve_name, (f"{theirs.__module__}:{theirs.__name__}",)
+        with _lock:
+            _open.remove(block)
+            if not _open:
+                for function in _exchanged.values():
+                    function.leave()

@@ -488,6 +488,8 @@ class Trainer(TrainingState):
         runner = self._runner = collective_call(self.transport, lambda: Runner(self, partial(self._tell, "step")))
         failed = True
         try:
+            if resumed is None and epochs and not isinstance(validation, Loader | None) and self._pipeline is None:
+                self._try_validation(validation)
             if resumed is None and epochs:  # now that nothing is refused any more: an earlier run makes room
                 self._begin(shape)
             first, before = self.history.steps, self.history.earlier_steps
@@ -646,6 +648,13 @@ class Trainer(TrainingState):
         self._tell("epoch", record)  # first: the checkpoint holds what callbacks change
         self._save(epoch + 1, 0, shape)
         return record
+
+    def _try_validation(self, validation: Dataset) -> None:
+        """Evaluate one batch before the first step: what does not fit must not cost an epoch."""
+        shape = self._validation
+        collective_call(
+            self.transport, lambda: scores_of(self, validation, shape, "the validation set", each=len(validation))
+        )
 
     def _validated(self, validation: Dataset | Loader) -> Evaluation:
         """Evaluate the validation set: its batches are dealt out to the ranks, those of a loader to rank 0."""

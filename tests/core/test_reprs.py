@@ -7,6 +7,7 @@ import pytest
 
 import sparsebp as sb
 from sparsebp import nn, optim
+from sparsebp.comm.threads import run_ranks
 
 LAYERS = [
     "Linear(4, 5)", "Linear(4, 5, bias=False)", "Conv2d(1, 2, (3, 5), stride=(2, 2), padding=(1, 2), bias=False)",
@@ -100,3 +101,10 @@ def test_callbacks_and_data_sets_show_the_call_that_builds_them() -> None:
     assert repr(eval(bits, vars(sb.data))) == bits
     table = sb.data.ArrayDataset([[1.0, 2.0]], [0], batch_first=True)
     assert repr(table) == "ArrayDataset(<float64 array (1, 2)>, <int64 array (1,)>, batch_first=True)"
+
+
+def test_states_and_transports_show_whose_they_are() -> None:
+    carried = nn.CarriedState(nn.Sequential(nn.GRU(3, 4), nn.ReLU()))
+    assert repr(carried) == "CarriedState(\n  (0): GRU(3, 4)\n)"
+    texts = run_ranks(2, repr)
+    assert texts == [f"<InProcess: rank {rank} of 2>" for rank in range(2)]

@@ -223,8 +223,11 @@ def test_averages_on_ranks_are_those_of_one(schedule):
 
 def test_an_error_while_validating_gives_the_weights_back():
     class Broken(nn.CrossEntropyLoss):
+        tries = 0  # of the validation set; the first is before training
+
         def forward(self, prediction, target):
-            if len(target) == 9:
+            self.tries += len(target) == 9
+            if self.tries == 2:
                 raise OptionError("broken", expected="", got="")
             return super().forward(prediction, target)
 

@@ -7,8 +7,6 @@ import copy
 import functools
 import inspect
 import pickle
-import sys
-import types
 import warnings
 from typing import Any
 
@@ -290,55 +288,46 @@ def test_scipys_integrators_use_kept_plans(method):
     assert solvers.cache_info() == info
 
 
-def test_packages_that_hold_scipys_functions_use_ours_in_a_block_alone():
-    """In this thread, under any name, in modules that come in the block; errors end a block, and blocks are nested."""
+def test_whoever_holds_scipys_functions_uses_ours_in_a_block_alone():
+    """In this thread, under any name, in closures, classes and tables; errors end a block, and blocks are nested."""
     matrix, b = sp.csc_array([[4.0, 1.0], [1.0, 3.0]]), np.ones(2)
-    before, after = types.ModuleType("holds_before"), types.ModuleType("holds_after")
-    before.solve_it = original = theirs.spsolve
-    sys.modules["holds_before"] = before
-    try:
-        with pytest.raises(ZeroDivisionError), solvers.used_by_scipy():
-            with solvers.used_by_scipy():
-                before.solve_it(matrix, b)
-            exec("from scipy.sparse.linalg import splu, expm", after.__dict__)
-            sys.modules["holds_after"] = after
-            after.splu(matrix).solve(b)
-            assert solvers.cache_info()[:2] == (1, 1)
+
+    class Solver:
+        factor = staticmethod(theirs.splu)
+
+    def within(factor: Any) -> Any:
+        def call(given: Any) -> Any:
+            return factor(given)
+
+        return call
+
+    holders = [within(theirs.splu), Solver.factor, {"lu": theirs.splu}["lu"], functools.partial(theirs.splu, A=matrix)]
+    with pytest.raises(ZeroDivisionError), solvers.used_by_scipy():
+        with solvers.used_by_scipy():
+            theirs.spsolve(matrix, b)
+        later: dict[str, Any] = {}
+        exec("from scipy.sparse.linalg import splu", later)
+        for factor in (*holders[:3], later["splu"], lambda given: holders[3]()):
+            assert isinstance(factor(matrix), solvers.SparseLU)
             with concurrent.futures.ThreadPoolExecutor() as other:
-                assert isinstance(other.submit(after.splu, matrix).result(), theirs.SuperLU)
-            assert isinstance(after.splu(matrix, permc_spec="NATURAL"), theirs.SuperLU)
-            assert solvers.splu(matrix).solve(b).shape == (2,)
-            raise ZeroDivisionError
-        assert before.solve_it is original is theirs.spsolve and after.splu is theirs.splu
-        assert not hasattr(theirs.splu, "of_scipy")
-    finally:
-        for name in ("holds_before", "holds_after"):
-            sys.modules.pop(name, None)
+                assert isinstance(other.submit(factor, matrix).result(), theirs.SuperLU)
+        assert solvers.cache_info()[:2] == (5, 1)
+        assert isinstance(theirs.splu(matrix, permc_spec="NATURAL"), theirs.SuperLU)
+        assert solvers.splu(matrix).solve(b).shape == (2,)
+        raise ZeroDivisionError
+    assert all(isinstance(factor(matrix), theirs.SuperLU) for factor in (*holders[:3], later["splu"]))
+    assert not vars(theirs.splu)
 
 
-def test_functions_of_scipy_are_pickled_in_a_block_and_those_of_a_block_after_it():
-    original = theirs.spsolve
+@pytest.mark.parametrize("name", ["spsolve", "splu", "factorized"])
+def test_functions_of_scipy_remain_the_same_objects_in_a_block(name):
+    original = getattr(theirs, name)
+    signature, pickled = inspect.signature(original), pickle.dumps(original)
     with solvers.used_by_scipy():
-        substitute = theirs.spsolve
-        assert pickle.loads(pickle.dumps(original)) is original
-        assert pickle.loads(pickle.dumps(functools.partial(substitute))).func is not None
-    assert pickle.loads(pickle.dumps(substitute)) is copy.copy(substitute) is original
-    assert inspect.signature(substitute) == inspect.signature(original)
-
-
-def test_a_module_that_gives_a_name_to_another_function_is_searched_again():
-    module = types.ModuleType("holds_later")
-    module.solve = None
-    sys.modules["holds_later"] = module
-    try:
-        with solvers.used_by_scipy():
-            pass
-        module.solve = original = theirs.spsolve  # as many names as before
-        with solvers.used_by_scipy():
-            assert module.solve is theirs.spsolve is not original
-        assert module.solve is original
-    finally:
-        del sys.modules["holds_later"]
+        assert getattr(theirs, name) is original is pickle.loads(pickled) is copy.deepcopy(original)
+        assert pickle.dumps(original) == pickled and inspect.signature(original) == signature
+        assert original.__code__.co_name == name
+    assert inspect.signature(original) == signature
 
 
 def test_threads_share_plans():
@@ -410,7 +399,7 @@ def test_sparse_columns_of_a_singular_matrix_are_refused_as_by_scipy():
 
 def test_blocks_that_end_elsewhere_and_out_of_turn():
     """In another thread, as a generator's may, and interleaved."""
-    original = theirs.splu
+    code = theirs.splu.__code__
 
     def holds() -> Any:
         with solvers.used_by_scipy():
@@ -420,7 +409,7 @@ def test_blocks_that_end_elsewhere_and_out_of_turn():
     next(first)
     with concurrent.futures.ThreadPoolExecutor() as other:
         other.submit(first.close).result()
-    assert theirs.splu is original
+    assert theirs.splu.__code__ is code
     one, two = holds(), holds()
     next(one), next(two)
     one.close()
@@ -431,7 +420,7 @@ def test_blocks_that_end_elsewhere_and_out_of_turn():
         other.submit(next, block).result()
         assert isinstance(theirs.splu(sp.eye_array(2, format="csc")), theirs.SuperLU)
         other.submit(block.close).result()
-    assert theirs.splu is original
+    assert theirs.splu.__code__ is code
 
 
 @pytest.mark.parametrize("size", [1e308, 5e-309])

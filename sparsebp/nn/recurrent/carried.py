@@ -12,6 +12,7 @@ import numpy as np
 from sparsebp.core import backend
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.reprs import nested
 from sparsebp.nn.layer import Layer, check_layer
 from sparsebp.nn.recurrent.cell_layers import RecurrentCell
 
@@ -74,6 +75,10 @@ class CarriedState:
         self._states: dict[str, tuple[Array, ...]] = {}
         self._new: dict[str, tuple[Array, ...]] = {}
         self._around: CarriedState | None = None
+
+    def __repr__(self) -> str:
+        """Show the layers whose states are carried."""
+        return nested("CarriedState()", ((name or "model", layer) for name, layer in self._layers.items()))
 
     def __enter__(self) -> Self:
         self._around, carrying.carried = carrying.carried, self
