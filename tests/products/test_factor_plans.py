@@ -121,6 +121,19 @@ def test_orders_that_are_asked_for(name, order, given_values):
         assert plan.fill > plan_factor(pattern).fill
 
 
+def test_nested_dissection_where_it_saves_work(monkeypatch):
+    """Large matrices get the order that takes fewer operations: of a cube nested dissection, of a line another."""
+    pytest.importorskip("pymetis")
+    monkeypatch.setattr(ordering, "LARGE", 0)
+    for matrix in (laplacian(9, 9, 9), line(50)):
+        pattern, _ = pattern_of(matrix)
+        degree, dissected = (
+            plan_factor(pattern, order=order).flops for order in ("minimum_degree", "nested_dissection")
+        )
+        assert dissected != degree
+        assert plan_factor(pattern).flops == min(degree, dissected)
+
+
 def test_pivots_on_the_diagonal_where_they_are_good():
     """An arrow pattern fills up if its head goes first, which partial pivoting would have here."""
     n = 50

@@ -99,7 +99,7 @@ def _factorise_part(part, by_columns, table, values, blocked, data, found, shift
     at, count, n = pointers(table)
     (nnz, batch), size, lanes = values.shape, data.shape[1], LINE // data.itemsize
     slots, following = np.empty(GROUP * n, np.int32), np.empty(GROUP, np.int64)
-    peaks, watched = np.empty(3 * n * lanes, found.dtype), np.empty(GROUP * SEEN * lanes, found.dtype)
+    peaks, watched = np.empty(3 * n * lanes, found.dtype), np.empty(SEEN * lanes, found.dtype)
     multiples = np.empty((n if by_columns else PANEL * PANEL) * lanes, data.dtype)
     peak, seen, multiple = simd.pointer(peaks), simd.pointer(watched), simd.pointer(multiples)
     where = simd.pointer(following), simd.pointer(slots), peak, seen, multiple
@@ -141,7 +141,7 @@ def _eliminate(at, n, count, values, data, where, bounds, zero, one):
             end += 1
         for i in range(p, end):
             following[i - p] = at.left_ptr[i]
-            begin_panel(at, i, values, data, simd.advance(slots, (i - p) * n), peak, watched, SEEN * (i - p), zero)
+            begin_panel(at, i, values, data, simd.advance(slots, (i - p) * n), peak, watched, PANEL * (i - p), zero)
         done = p
         while done < end:
             k = np.int64(count)
@@ -149,7 +149,7 @@ def _eliminate(at, n, count, values, data, where, bounds, zero, one):
                 if following[i - p] < at.left_ptr[i + 1]:
                     k = min(k, np.int64(at.left[following[i - p]]))
             if k >= done:  # the next panel has all its terms
-                seen = SEEN * (done - p)
+                seen = PANEL * (done - p)
                 found = finish_panel(
                     at, n, done, data, peak, watched, seen, multiples, bounds, zero, one, False, no_quads
                 )
@@ -160,7 +160,7 @@ def _eliminate(at, n, count, values, data, where, bounds, zero, one):
             for i in range(done, end):
                 q = following[i - p]
                 if q < at.left_ptr[i + 1] and at.left[q] == k:
-                    slot, room = simd.advance(slots, (i - p) * n), (peak, watched, SEEN * (i - p), multiples)
+                    slot, room = simd.advance(slots, (i - p) * n), (peak, watched, PANEL * (i - p), multiples)
                     take_multiple(at, i, k, q, data, slot, room, zero)
                     following[i - p] = q + 1
         p = end

@@ -195,8 +195,8 @@ def _watch(at, row, r, k, begin, back, size, data, left, lu, n, peak, watched, s
 @simd.device
 def finish_panel(at, n, p, data, peak, watched, seen, room, bounds, zero, one, four, quads):
     """Eliminate within a panel whose multiples have been taken; return growth by row and by column, loss, and NaN where
-    these may miss some. `four`: whether it has four rows, of one matrix: `quads` is
-    `finish_quads`, of several ones `no_quads`. `room`: twelve numbers.
+    these may miss some. `four`: whether it has four rows, of one matrix; `quads`: `finish_quads`, or `no_quads` of
+    several ones; `room`: twelve numbers.
     """
     none = number.absolute(zero)
     by_row = by_column = none

@@ -39,8 +39,9 @@ from sparsebp.kernels.host.sparse.panels import BLOCK, PANEL
 
 STRIPE = BLOCK * PANEL
 """Numbers of a stripe at most."""
-MANY, FOUR, TWO, ONE = (0,) * (VECTOR_BYTES // 8), (0,) * 4, (0,) * 2, (0,)
-"""Columns and panels of a tile, by the lengths of tuples. Registers of AVX-512 hold many columns of four panels."""
+MANY, FOUR, TWO, ONE = (0,) * (8 if VECTOR_BYTES == 64 else 3), (0,) * 4, (0,) * 2, (0,)
+"""Columns and panels of a tile, by the lengths of tuples: so many columns of four panels in float64 leave registers for
+a vector and a number, in AVX-512 and AVX2."""
 
 
 def _kind(ptr: Any, lanes: int) -> Any:
