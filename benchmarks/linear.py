@@ -315,19 +315,20 @@ def torch_scan(a: Any, b: Any) -> Any:
 # JAX, in another process.
 
 
-def jax_sides(task: Task) -> tuple[dict[str, Callable[[], object]], dict[str, tuple[np.ndarray, ...]]]:
-    """Return JAX's calls by name, and what each gives."""
+def jax_sides(task: Task, compiled: bool) -> tuple[dict[str, Callable[[], object]], dict[str, tuple[np.ndarray, ...]]]:
+    """Return JAX's calls by name, and what each gives; `compiled`: with a loop that is unrolled, too."""
+    scans = {name: scan for name, scan in _JAX_SCANS.items() if compiled or name != "scan, unrolled"}
     import jax
     import jax.numpy as jnp
 
     lib = SimpleNamespace(broadcast_to=jnp.broadcast_to, exp=jnp.exp, log1p=jnp.log1p, sigmoid=jax.nn.sigmoid)
     if task.training:
-        return _jax_training(task, lib)
+        return _jax_training(task, lib, scans)
     given, grad = inputs(task)
     arrays, incoming = tuple(map(jnp.asarray, given.values())), jnp.asarray(grad)
     found: dict[str, Callable[[], object]] = {}
     results = {}
-    for name, scan in _JAX_SCANS.items():
+    for name, scan in scans.items():
         run = jax.jit(partial(_jax_call, partial(_OUTPUTS[task.kind], lib, scan)))
         found[f"jax, {name}"] = partial(_to_its_end, run, incoming, *arrays)
         results[f"jax, {name}"] = tuple(map(np.asarray, run(incoming, *arrays)))
@@ -356,14 +357,16 @@ _FROM_JAX: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _jax_training(task: Task, lib: Any) -> tuple[dict[str, Callable[[], object]], dict[str, tuple[np.ndarray, ...]]]:
+def _jax_training(
+    task: Task, lib: Any, scans: Mapping[str, Scan]
+) -> tuple[dict[str, Callable[[], object]], dict[str, tuple[np.ndarray, ...]]]:
     import jax
     import jax.numpy as jnp
 
     model, x, target = network(task)
     found: dict[str, Callable[[], object]] = {}
     results = {}
-    for name, scan in _JAX_SCANS.items():
+    for name, scan in scans.items():
         step = jax.jit(partial(adam_step, jax.value_and_grad(partial(_jax_loss, task, lib, scan)), LEARNING_RATE),
                        donate_argnums=(0, 1, 2))  # fmt: skip
         params = {key: jnp.array(array) for key, array in model.state_dict().items()}
@@ -446,7 +449,7 @@ def measure_linear_row(task: Task, run: Run, apart: Apart | None) -> Row:
     warm = rounds.pop("warmup", 2)
     timers = {name: timing.timer(side, warm) for name, side in {"ours": call, **sides}.items()}
     if apart is not None:
-        theirs, more = apart.build(jax_sides, task)
+        theirs, more = apart.build(jax_sides, task, run.settings["compiled"])
         timers, results = timers | theirs, results | more
     for name, wanted in results.items():
         for got, want in zip(found, wanted, strict=True):

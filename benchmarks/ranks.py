@@ -414,16 +414,16 @@ PARTS = ("forward", "backward", "step")
 
 def measure_time_parallel(run: Run) -> Iterator[Row]:
     settings = run.settings
-    for cell in TIME_CELLS:
-        for ranks in settings["ranks"]:
-            if ranks > most_threads():
-                run.note(f"{ranks} ranks: left out, this machine has {most_threads()} cores")
-                continue
-            found = on_ranks(
-                ranks, time_parallel_on_ranks, threads=ranks, cell=cell, length=settings["length"],
-                batch=settings["batch"], rounds=run.rounds["rounds"],
-            )  # fmt: skip
-            yield from rows(cell, ranks, settings["length"], found)
+    for ranks in settings["ranks"]:
+        if ranks > most_threads():
+            run.note(f"{ranks} ranks: left out, this machine has {most_threads()} cores")
+            continue
+        found = on_ranks(
+            ranks, time_parallel_on_ranks, threads=ranks, length=settings["length"], batch=settings["batch"],
+            rounds=run.rounds["rounds"], seconds=5400.0,
+        )  # fmt: skip
+        for cell, measured in found.items():
+            yield from rows(cell, ranks, settings["length"], measured)
 
 
 def rows(cell: str, ranks: int, length: int, found: dict[str, Any]) -> Iterator[Row]:
@@ -452,7 +452,12 @@ def rows(cell: str, ranks: int, length: int, found: dict[str, Any]) -> Iterator[
 # ---- on every rank -------------------------------------------------------------------------------------------------
 
 
-def time_parallel_on_ranks(transport: Transport, cell: str, length: int, batch: int, rounds: int) -> dict[str, Any]:
+def time_parallel_on_ranks(transport: Transport, length: int, batch: int, rounds: int) -> dict[str, Any]:
+    """Measure all cells, one after the other."""
+    return {cell: _time_parallel(transport, cell, length, batch, rounds) for cell in TIME_CELLS}
+
+
+def _time_parallel(transport: Transport, cell: str, length: int, batch: int, rounds: int) -> dict[str, Any]:
     """Measure one cell: both ways on all ranks, and rank 0 alone while the others wait, in turn."""
     features, hidden = TIME_CELLS[cell]
     layer, counted = getattr(nn, cell)(features, hidden, rng=0), Counted(transport)

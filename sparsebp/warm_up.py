@@ -17,7 +17,7 @@ from sparsebp.core.check import BACKWARDS, SCAN_ALGORITHMS
 from sparsebp.core.machine import host_memory
 from sparsebp.core.threads import get_threads
 from sparsebp.jacobians import jacobian_t
-from sparsebp.kernels.spec import UPDATE_OPTIONS
+from sparsebp.kernels.checks import UPDATE_OPTIONS
 from sparsebp.patterns.pattern import SparsityPattern, color_columns, color_symmetric
 from sparsebp.products.factor import plan_factor
 from sparsebp.products.product import ProductPlan, candidates_of_structure, plan_addition, plan_by, plan_product

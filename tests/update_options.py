@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparsebp.kernels.spec import UPDATE_OPTIONS
+from sparsebp.kernels.checks import UPDATE_OPTIONS
 
 DEFAULTS = {
     "lr": 0.1, "momentum": 0.9, "dampening": 0.2, "weight_decay": 0.1, "nesterov": 0.0, "maximize": 0.0, "beta1": 0.8,

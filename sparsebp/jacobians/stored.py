@@ -17,7 +17,8 @@ import numpy as np
 
 from sparsebp.core.errors import OptionError
 from sparsebp.core.files import check_path, write_atomically
-from sparsebp.jacobians.tracing import Sets, Traced, numbered
+from sparsebp.jacobians.index_sets import Sets
+from sparsebp.jacobians.tracing import Traced, numbered
 from sparsebp.patterns.pattern import SparsityPattern
 
 FORMAT = 1

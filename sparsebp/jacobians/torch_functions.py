@@ -1,7 +1,7 @@
 """Functions of PyTorch tensors: their pattern from the ATen graph, their derivatives by `torch.func`.
 
 `make_fx` records every ATen operation that f runs, without views and writes in place, and refuses control flow that
-depends on values. The graph is then walked with the index sets of `sparsebp.jacobians.tracing`: for every operation
+depends on values. The graph is then walked with the index sets of `sparsebp.jacobians.index_sets`: for every operation
 listed here a rule says on which elements an element of the result depends. Others are refused, unless PyTorch
 decomposes them into these.
 """
@@ -25,9 +25,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from sparsebp.core.check import shown
 from sparsebp.core.errors import DTypeError, ShapeError, SparseBPError, TracingError
 from sparsebp.core.locks import forkable_lock
-from sparsebp.jacobians import numpy_functions  # noqa: F401  (functions of traced arrays)
+from sparsebp.jacobians import numpy_rules  # noqa: F401  (functions of traced arrays)
+from sparsebp.jacobians.index_sets import Sets
 from sparsebp.jacobians.stored import Digests
-from sparsebp.jacobians.tracing import Sets, Traced, check_length, refused, selection
+from sparsebp.jacobians.tracing import Traced, check_length, refused, selection
 from sparsebp.jacobians.trees import FlatFunction, replaced
 from sparsebp.patterns.builders import adaptive_pool_pattern, conv_pattern, conv_transpose_pattern, pool_pattern
 from sparsebp.patterns.pattern import SparsityPattern

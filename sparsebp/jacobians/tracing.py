@@ -5,10 +5,10 @@ A `Traced` array stands for an array in the function that is traced. NumPy hands
 operand; a choice of elements; linear; a contraction of two operands. A *level* says what these four do to what is
 carried:
 
-- `Sets`: for each element the inputs that it depends on, whatever their values: one row of a sparse matrix;
-- `Duals`: directional derivatives, exact: the slope of each operand times its tangent;
-- `Tape`: what the reverse sweep needs. The sweep is NumPy code too, so a tape on top of `Sets` gives the pattern of a
-  Hessian, and on top of `Duals` its products with vectors.
+- `index_sets.Sets`: for each element the inputs that it depends on, whatever their values: one row of a sparse matrix;
+- `tangents.Duals`: directional derivatives, exact: the slope of each operand times its tangent;
+- `Tape`: what the reverse sweep needs. The sweep is NumPy code too, so a tape on top of index sets gives the pattern
+  of a Hessian, and on top of tangents its products with vectors.
 
 What cannot be followed raises `TracingError`: nothing is guessed from values.
 """
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import abc
 import functools
-import hashlib
 import inspect
 import itertools
 import math
@@ -29,13 +28,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from sparsebp.core.backend import check_plain
-from sparsebp.core.errors import MemoryLimitError, ShapeError, TracingError
-from sparsebp.patterns.pattern import SparsityPattern
-
-MOST_ENTRIES = 1 << 27
-"""Most entries of the index sets of one array: 640 MB."""
-LARGE = 256
-"""Most inputs in the index set of one element that are listed for each element anew."""
+from sparsebp.core.errors import ShapeError, TracingError
 
 
 class Traced(NDArrayOperatorsMixin):
@@ -308,6 +301,10 @@ class Level(abc.ABC):
 
     records = False
     """Whether it keeps the operations themselves: values are unknown, and everything depends on x."""
+    structural = False
+    """Whether it carries patterns, which hold for all values."""
+    tangents = False
+    """Whether it carries numbers that move with the values."""
 
     def __init__(self, depth: int = 0) -> None:
         self.depth = depth
@@ -351,291 +348,6 @@ class Level(abc.ABC):
     @abc.abstractmethod
     def contract(self, operands: list[Any], labels: list[str], out: str, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return `numpy.einsum` of two operands; each label of an operand is in the other or in `out`, once."""
-
-
-class Sets(Level):
-    """Index sets: a sparse matrix of bools, with a row for each element in C order and a column for each input.
-
-    Large sets, as of a sum over all of x, are kept once. Further columns stand for them until the pattern is made.
-    """
-
-    def __init__(self, inputs: int) -> None:
-        from scipy.sparse import csr_array
-
-        super().__init__()
-        self.inputs, self.csr = inputs, csr_array
-        self.columns = 2 * inputs + 1
-        self.large: list[np.ndarray] = []  # the inputs of each large set, and its column by their digest
-        self.column_of: dict[bytes, int] = {}
-        self.listed = 0  # inputs in all of them
-
-    def input(self, x: np.ndarray) -> Traced:
-        """Return the input: element i depends on itself."""
-        n = np.arange(x.size + 1)
-        return Traced(x, self.csr((np.ones(x.size, bool), n[:-1], n), (x.size, self.columns)), self)
-
-    def nothing(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        return self.csr((math.prod(shape), self.columns), dtype=bool)
-
-    def shared(self, sets: Any) -> Any:
-        """Return sets with large ones in columns of their own."""
-        lengths = np.diff(sets.indptr)
-        long = lengths > LARGE
-        if not long.any():
-            return sets
-        column, left = np.zeros(len(lengths), np.int64), self.columns - self.inputs - len(self.large)
-        for row in np.flatnonzero(long).tolist():
-            inputs = self._inputs(sets.indices[sets.indptr[row] : sets.indptr[row + 1]])
-            key = hashlib.blake2b(inputs.tobytes()).digest()
-            if key not in self.column_of and not left:  # as many as inputs: no saving
-                long[row] = False
-                continue
-            if key not in self.column_of:
-                self.listed += len(inputs)
-                self.check(self.listed)
-                self.column_of[key] = self.inputs + len(self.large)
-                self.large.append(inputs)
-                left -= 1
-            column[row] = self.column_of[key]
-        kept = np.repeat(~long, lengths)
-        ends = np.append(0, np.cumsum(np.where(long, 1, lengths)))
-        indices = np.empty(ends[-1], sets.indices.dtype)
-        indices[ends[:-1][long]] = column[long]
-        others = np.ones(ends[-1], bool)
-        others[ends[:-1][long]] = False
-        indices[others] = sets.indices[kept]
-        return self.csr((np.ones(len(indices), bool), indices, ends), sets.shape)
-
-    def _inputs(self, columns: np.ndarray) -> np.ndarray:
-        """Return the inputs in a set, in order."""
-        own = columns < self.inputs
-        if own.all():
-            return np.sort(columns).astype(np.int32)
-        there = np.zeros(self.inputs, bool)
-        there[columns[own]] = True
-        for column in columns[~own].tolist():
-            there[self.large[column - self.inputs]] = True
-        return np.flatnonzero(there).astype(np.int32)
-
-    def pattern(self, sets: Any, symmetric: bool) -> SparsityPattern:
-        """Return index sets as a pattern; `symmetric`: its union with its transpose."""
-        if self.large:
-            ends = np.append(np.arange(self.inputs + 1), self.inputs + np.cumsum([len(large) for large in self.large]))
-            indices = np.concatenate([np.arange(self.inputs, dtype=np.int32), *self.large])
-            rows = self.csr((np.ones(len(indices), bool), indices, ends), (len(ends) - 1, self.inputs))
-            lengths = np.bincount(np.repeat(np.arange(sets.shape[0]), np.diff(sets.indptr)),
-                                  np.diff(ends)[sets.indices], sets.shape[0])  # fmt: skip
-            self.check(np.minimum(lengths, self.inputs).sum())
-            sets = self.csr((sets.data, sets.indices, sets.indptr), (sets.shape[0], len(ends) - 1)) @ rows
-        else:
-            sets = self.csr((sets.data, sets.indices, sets.indptr), (sets.shape[0], self.inputs))
-        return pattern_of(sets, symmetric)
-
-    def rows(self, sets: Any, index: np.ndarray) -> Any:
-        """Return rows of a matrix."""
-        lengths = np.diff(sets.indptr)[index]
-        self.check(lengths.sum(dtype=np.int64))
-        return sets[index]
-
-    @staticmethod
-    def check(entries: Any) -> None:
-        """Check that a result is not too large."""
-        if entries > MOST_ENTRIES:
-            raise MemoryLimitError("The function is not sparse enough: an array inside depends on too much of x",
-                                   expected=f"at most {MOST_ENTRIES} entries", got=int(entries),
-                                   remedy="Pass pattern=, or leave out what couples everything")  # fmt: skip
-
-    def elementwise(self, shape: tuple[int, ...], dtype: Any, terms: list[Term]) -> Any:
-        found: Any = None
-        seen: list[Any] = []
-        for x, *_ in terms:
-            if any(x.carried is sets for sets in seen):
-                continue
-            seen.append(x.carried)
-            sets = x.carried
-            if x.shape != shape:
-                sets = self.rows(sets, np.broadcast_to(np.arange(x.size).reshape(x.shape), shape).ravel())
-            found = sets if found is None else found + sets
-        return self.nothing(shape, dtype) if found is None else found
-
-    def choose(self, operands: list[Traced], choice: Any, value: Any, view: Any = None) -> Any:
-        from scipy.sparse import vstack
-
-        sets = vstack([self.nothing((1,), None), *(x.carried for x in operands)], format="csr")
-        return self.rows(sets, choice(*numbered(operands)).ravel())
-
-    def select(self, condition: Any, a: Any, b: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-        sides = [x for x in (a, b) if isinstance(x, Traced)]
-        if isinstance(condition, Traced):
-            return self.elementwise(shape, dtype, [(x, lambda: 1) for x in sides])
-
-        def choice(*numbers: np.ndarray) -> np.ndarray:
-            left = iter(numbers)
-            both = [next(left) if isinstance(x, Traced) else 0 for x in (a, b)]
-            return np.broadcast_to(np.where(condition, *both), shape)
-
-        return self.choose(sides, choice, None)
-
-    def linear(self, x: Traced, shape: tuple[int, ...], dtype: Any, push: Any, pull: Any, structure: Any) -> Any:
-        matrix = structure()
-        found = self.csr((np.ones(matrix.nnz, bool), matrix.indices, matrix.indptr), matrix.shape) @ x.carried
-        self.check(found.nnz)
-        return self.shared(found)
-
-    def contract(self, operands: list[Any], labels: list[str], out: str, shape: tuple[int, ...], dtype: Any) -> Any:
-        if not isinstance(operands[1], Traced):
-            operands, labels = operands[::-1], labels[::-1]  # the constant first, of which nonzeros count alone
-        sizes = {label: n for x, names in zip(operands, labels, strict=True)
-                 for label, n in zip(names, x.shape, strict=True)}  # fmt: skip
-        first, free = operands[0], [label for label in labels[1] if label not in labels[0]]
-        many = math.prod(sizes[label] for label in free)
-        self.check(many * (first.size if isinstance(first, Traced) else np.count_nonzero(first)))
-        places = np.arange(first.size) if isinstance(first, Traced) else np.flatnonzero(first)
-        coordinates = np.unravel_index(places, first.shape) if first.shape else ()
-        at = {label: c[:, None] for label, c in zip(labels[0], coordinates, strict=True)}
-        grid = np.unravel_index(np.arange(many), [sizes[label] for label in free]) if free else ()
-        at |= {label: c[None] for label, c in zip(free, grid, strict=True)}
-        whole = (len(places), many)
-
-        def flat(names: str) -> np.ndarray:
-            found = np.zeros(whole, np.int64)
-            for label in names:
-                found = found * sizes[label] + at[label]
-            return found.ravel()
-
-        found = self.nothing(shape, dtype)
-        for x, names in zip(operands, labels, strict=True):
-            if isinstance(x, Traced):
-                entries = np.ones(math.prod(whole), bool), (flat(out), flat(names))
-                found = found + self.csr(entries, (math.prod(shape), x.size)) @ x.carried
-        self.check(found.nnz)
-        return self.shared(found)
-
-
-def pattern_of(sets: Any, symmetric: bool) -> SparsityPattern:
-    """Return index sets as a pattern; `symmetric`: its union with its transpose."""
-    sets = sets + sets.T.tocsr() if symmetric else sets
-    sets.sort_indices()
-    return SparsityPattern(sets.indptr, sets.indices, sets.shape)
-
-
-# Large temporary arrays whose memory is used again.
-
-SMALL = 1 << 17
-"""Bytes of an array that the allocator keeps by itself."""
-
-
-class Pool:
-    """Large arrays that are used again as soon as nothing else refers to them.
-
-    The system hands out new memory page by page, which takes longer than the arithmetic on it.
-    """
-
-    def __init__(self) -> None:
-        self.buffers: dict[int, list[np.ndarray]] = {}
-        self.left = 1 << 26  # bytes that it may still keep
-        self.alone = self._uses([np.empty(0)])[0]  # as this interpreter counts
-
-    @staticmethod
-    def _uses(buffers: list[np.ndarray]) -> list[int]:
-        return [sys.getrefcount(buffer) for buffer in buffers]
-
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Return an array as `numpy.empty` does."""
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        if size < SMALL:
-            return np.empty(shape, dtype)
-        unit = 1 << max(size.bit_length() - 4, 0)
-        size = -(-size // unit) * unit  # one for arrays of nearly the same size
-        buffers = self.buffers.setdefault(size, [])
-        for buffer, uses in zip(buffers, self._uses(buffers), strict=True):
-            if uses == self.alone:
-                return np.ndarray(shape, dtype, buffer)
-        if size > self.left:
-            return np.empty(shape, dtype)
-        self.left -= size
-        buffers.append(np.empty(size, np.uint8))
-        return np.ndarray(shape, dtype, buffers[-1])
-
-
-class Duals(Level):
-    """Tangents of shape (p, *shape): p directional derivatives at once, of the value's own dtype.
-
-    What does not move adds nothing, also where its slope is infinite: 0 · ∞ = 0. Unless `masked`, it is NaN, as of
-    the adjoints of a reverse sweep, which begin anew then: see `Tape`.
-    """
-
-    def __init__(self, directions: int, pool: Pool | None = None, masked: bool = True) -> None:
-        super().__init__()
-        self.directions, self.pool, self.masked = directions, pool or Pool(), masked
-
-    def nothing(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        return np.zeros((self.directions, *shape), dtype)
-
-    def broadcast(self, x: Traced, ndim: int) -> np.ndarray:
-        """Return tangents with as many axes as a result has, and one in front."""
-        t: np.ndarray = x.carried
-        return t if x.ndim == ndim else t.reshape(self.directions, *(1,) * (ndim - x.ndim), *x.shape)
-
-    def elementwise(self, shape: tuple[int, ...], dtype: Any, terms: list[Term]) -> Any:
-        found, own, full = None, False, (self.directions, *shape)
-        with np.errstate(all="ignore"):
-            for x, slope, *cuts in terms:
-                part, s = self.broadcast(x, len(shape)), slope()
-                sign = s if isinstance(s, int) and s in (1, -1) else None
-                if sign is None:
-                    t, into = part, None
-                    if dtype == np.result_type(s, t) and full in (t.shape, (self.directions, *np.shape(s))):
-                        into = self.pool.empty(full, dtype)
-                    part, sign = np.multiply(s, t, out=into), 1
-                    if self.masked and not (finite(s) and (not cuts or np.all(s) or finite(t))):
-                        part = np.where((t == 0) | (s == 0) if cuts else t == 0, 0, part)
-                    fresh = True
-                else:
-                    fresh = False
-                if found is None:
-                    found, own = (part, fresh) if sign == 1 else (-part, True)
-                else:
-                    into = found if own and found.shape == full and found.dtype == dtype else None
-                    if into is None and dtype == np.result_type(found, part) and full in (found.shape, part.shape):
-                        into = self.pool.empty(full, dtype)
-                    found, own = (np.add if sign == 1 else np.subtract)(found, part, out=into), True
-        if found is None:
-            return self.nothing(shape, dtype)
-        found = found.astype(dtype, copy=False)
-        return found if found.shape == full else np.broadcast_to(found, full)
-
-    def choose(self, operands: list[Traced], choice: Any, value: Any, view: Any = None) -> Any:
-        if view is not None:
-            return view[0](operands[0].carried)
-        found = self.pool.empty((self.directions, *value.shape), value.dtype)
-        for d in range(self.directions):
-            found[d] = choice(*(x.carried[d] for x in operands))
-        return found
-
-    def select(self, condition: Any, a: Any, b: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-        sides = [self.broadcast(x, len(shape)) if isinstance(x, Traced) else 0 for x in (a, b)]
-        found = np.where(condition, *sides).astype(dtype, copy=False)
-        return np.broadcast_to(found, (self.directions, *shape))
-
-    def linear(self, x: Traced, shape: tuple[int, ...], dtype: Any, push: Any, pull: Any, structure: Any) -> Any:
-        with np.errstate(all="ignore"):
-            return push(x.carried).astype(dtype, copy=False)
-
-    def contract(self, operands: list[Any], labels: list[str], out: str, shape: tuple[int, ...], dtype: Any) -> Any:
-        found: Any = 0
-        for k, x in enumerate(operands):
-            if isinstance(x, Traced):
-                values = [raw_at(self, y) for y in operands]
-                names = list(labels)
-                values[k], names[k] = x.carried, "Z" + labels[k]
-                with np.errstate(all="ignore"):
-                    part = np.einsum(f"{names[0]},{names[1]}->Z{out}", *values, optimize=True)
-                    if self.masked and not finite(part):
-                        other, cuts = 1 - k, not isinstance(operands[1 - k], Traced)
-                        part = careful_einsum(f"{names[k]},{names[other]}->Z{out}", values[k], values[other], cuts)
-                found = found + part
-        return found.astype(dtype, copy=False)
 
 
 def finite(x: Any) -> bool:
@@ -688,7 +400,7 @@ class Tape(Level):
     def __init__(self, depth: int, below: Level | None) -> None:
         super().__init__(depth)
         self.nodes: list[list[tuple[int, Pull]]] = []
-        self.of_sets = isinstance(below, Sets)
+        self.of_sets = below is not None and below.structural
 
     def node(self, *parents: tuple[Traced, Pull]) -> int:
         """Record an array and return its number."""
@@ -808,7 +520,7 @@ def _zeroed(x: Any, where: Any) -> Any:
 def _unknown(x: Any) -> bool:
     """Return whether a value, or what it carries, is NaN anywhere."""
     if isinstance(x, Traced):
-        return _unknown(x.value) or (isinstance(x.level, Duals) and _unknown(x.carried))
+        return _unknown(x.value) or (x.level.tangents and _unknown(x.carried))
     with np.errstate(all="ignore"):
         return x is not None and bool(np.isnan(np.add.reduce(x, axis=None))) and bool(np.isnan(x).any())
 
@@ -892,7 +604,7 @@ def wrapped(level: Level, value: Any, carried: Callable[[Any], Any], depends: bo
         unknown = value if moves or value.dtype.kind != "f" else np.full(value.shape, np.nan, value.dtype)
         return Traced(unknown, carried(value), level)
     depends = depends and value.dtype.kind in "fc"  # integers and bools are constant between jumps
-    if not depends and not isinstance(level, Sets):
+    if not depends and not level.structural:
         return value
     return Traced(value, carried(value) if depends else level.nothing(value.shape, value.dtype), level)
 
@@ -965,16 +677,16 @@ OF_SCALARS = frozenset((
 """Functions of which NumPy returns scalars where a result has no axes."""
 SLOPES: dict[str, tuple[Callable[..., Any] | None, ...]] = {}
 SPECIAL: dict[str, tuple[Callable[..., Any] | None, ...]] = {}
-"""Ufuncs of NumPy and of `scipy.special`: the slope by each operand; None is zero. Filled by `numpy_functions`."""
+"""Ufuncs of NumPy and of `scipy.special`: the slope by each operand; None is zero. Filled by `numpy_rules`."""
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 MOVERS: dict[str, Callable[..., Any]] = {}
-"""Functions of NumPy by name, with its signatures; `numpy_functions` holds them. Movers also take lists of arrays."""
+"""Functions of NumPy by name, with its signatures; `numpy_rules` holds them. Movers also take lists of arrays."""
 
 
 CHOOSING = ("maximum", "minimum", "fmax", "fmin")
 """Ufuncs that take one of their operands: the slope of the other is zero, whatever it is."""
 COMPOSED: dict[str, Callable[..., Any]] = {}
-"""Ufuncs of complex numbers that are not holomorphic, and `reduceat`. Filled by `numpy_functions`."""
+"""Ufuncs of complex numbers that are not holomorphic, and `reduceat`. Filled by `numpy_rules`."""
 NOT_HOLOMORPHIC = ("sign", "fabs", "maximum", "minimum", "fmax", "fmin")
 
 
@@ -1060,7 +772,7 @@ def _of_ufunc(ufunc: Any, method: str, inputs: list[Any], kwargs: dict[str, Any]
     if y.dtype.kind in "fc":  # bools have no minus, and slopes in float32 are not those of float64
         values = [v.astype(y.dtype) if getattr(v, "dtype", y.dtype) != y.dtype and v.dtype.kind in "bf" else v
                   for v in values]  # fmt: skip
-    if isinstance(level, Sets) and ufunc is np.multiply and len(mine) == 1:
+    if level.structural and ufunc is np.multiply and len(mine) == 1:
         factor = values[1 if mine[0][0] is inputs[0] else 0]
         if isinstance(factor, np.ndarray) and factor.ndim:  # zeros of a constant array are zeros of the result
             return np.where(np.broadcast_to(factor != 0, y.shape), Traced(y, level.elementwise(

@@ -17,7 +17,7 @@ from sparsebp.core.errors import ShapeError
 from sparsebp.jax.arrays import arrays_of
 from sparsebp.jax.operations import Operation, Shapes, Tangent, derivative, no_tangent
 from sparsebp.jax.recurrence import kept, linear_recurrence, mapped
-from sparsebp.kernels.spec import kept_states
+from sparsebp.kernels.checks import kept_states
 from sparsebp.scan.selective import check_reset_shape, shapes_of
 
 Shape = tuple[int, ...]

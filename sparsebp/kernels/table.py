@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparsebp.core.backend import check_array, namespace
-from sparsebp.core.check import Array
-from sparsebp.core.errors import DTypeError, ShapeError
+from sparsebp.kernels import checks
 from sparsebp.kernels.operands import _CLASSES, _OPERANDS
 
 _ARRAY = re.compile(r"(\w+) \((.*)\) (\w+)(\??)( strided)?( written)?( = None)?")
@@ -51,7 +49,7 @@ class _Row:
         parameters, arrays, lines = _parse(self.items)
         call = f"self._run.{self.name}({', '.join(re.split('[ :]', item)[0] for item in self.items)})"
         head = f"def {self.name}(self, {', '.join(parameters)}) -> None:"
-        scope = {**vars(sys.modules[owner.__module__]), **_SCOPE}
+        scope = {**vars(checks), **_SCOPE}
         exec("\n    ".join([head, *lines, *_statements(arrays, self.checks), call]), scope)
         function: Any = scope[self.name]
         listed = (re.sub(r"^(\w+):? ", r"\1 : ", item) for item in self.items)
@@ -133,7 +131,7 @@ def _statements(arrays: list[Argument], checks: tuple[str, ...]) -> list[str]:
         if told:
             inside = [f"{', '.join(sizes)}, = {array.name}.shape"]
             for size in (size for size, dim in told if size != dim):
-                inside += [f"{size} -= 1", f"if {size} < 0: _refuse_empty({array.name!r})"]
+                inside += [f"{size} -= 1", f"if {size} < 0: refuse_empty({array.name!r})"]
             lines += [f"if {array.there}:", *(f"    {line}" for line in inside)] if array.there else inside
         bound.update(size for size, _ in told)
     if common:
@@ -157,51 +155,10 @@ def _when(array: Argument) -> str:
     return f"{array.there} and " * bool(array.there)
 
 
-def exact(name: str, array: Array, dtype: Any, shape: tuple[int, ...]) -> None:
-    """Check dtype, shape and C-contiguity of one array that is read."""
-    if getattr(array, "shape", None) == shape and array.dtype == dtype and array.flags.c_contiguous:
-        return
-    check_array(name, array, dtype=dtype, shape=shape)
-
-
-def written(name: str, array: Array, dtype: Any, shape: tuple[int, ...]) -> None:
-    """Check one array as `exact` does, and that it may be written."""
-    exact(name, array, dtype, shape)
-    if not getattr(array.flags, "writeable", True):
-        check_array(name, array, written=True)
-
-
-def batch_of(**arrays: Array) -> int:
-    """Return the batch size of operands whose last axis is 1 (shared) or B (per sample)."""
-    batch = 1
-    for array in arrays.values():
-        length = array.shape[-1]
-        if length in (1, batch):
-            continue
-        if batch != 1:
-            got = ", ".join(f"{name} {value.shape}" for name, value in arrays.items())
-            raise ShapeError(
-                "Operands have different batch sizes", expected="last axes of 1 or one batch size", got=got
-            )
-        batch = length
-    return batch
-
-
-def check_class(name: str, array: Array, kind: str) -> np.dtype:
-    """Return the dtype of an array, after checking that `kind` includes it."""
-    if array.dtype not in _CLASSES[kind]:
-        expected = " or ".join(dtype.name for dtype in _CLASSES[kind])
-        raise DTypeError(f"{name} has the wrong dtype", expected=expected, got=array.dtype)
-    return array.dtype
-
-
-def _refuse_empty(name: str) -> None:
-    raise ShapeError(f"{name} is empty", expected="n_rows + 1 entries", got="0")
-
-
 _SCOPE = {
     "_PASSED": {np.ndarray},  # types that `namespace` has taken
     **{f"_{name}": np.dtype(name) for name in ("float64", "int64", "int32", "uint16", "bool")},
-    **{f.__name__: f for f in (batch_of, check_array, check_class, namespace, _refuse_empty)},
+    "check_array": check_array,
+    "namespace": namespace,
 }
-"""Names that the functions see in addition to their module's."""
+"""Names that the functions see in addition to those of `sparsebp.kernels.checks`."""

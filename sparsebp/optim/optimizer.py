@@ -18,7 +18,7 @@ from sparsebp.core.check import Array, ProductFactors, check_flag, check_number
 from sparsebp.core.errors import DTypeError, LayoutError, NonFiniteError, OptionError, SparseBPError
 from sparsebp.core.locks import forkable_lock
 from sparsebp.core.reprs import call_text
-from sparsebp.kernels.spec import UPDATE_BUFFERS, UPDATE_OPTIONS, check_update
+from sparsebp.kernels.checks import UPDATE_BUFFERS, UPDATE_OPTIONS, check_update
 from sparsebp.optim import state as states
 
 # Checks of arguments: arrays by name, fractions.

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from sparsebp.core import backend
 from sparsebp.core.check import Array
 from sparsebp.core.errors import OptionError
+from sparsebp.kernels.checks import UPDATE_OPTIONS
 from sparsebp.kernels.operands import momenta
-from sparsebp.kernels.spec import UPDATE_OPTIONS
 from sparsebp.optim.optimizer import Optimizer, Params, State, check_fraction
 
 

@@ -19,7 +19,7 @@ from sparsebp import kernels
 from sparsebp.core import backend, host_pool
 from sparsebp.core.check import Array
 from sparsebp.core.errors import ShapeError
-from sparsebp.kernels.spec import kept_states
+from sparsebp.kernels.checks import kept_states
 
 
 class SelectiveScan(NamedTuple):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparsebp.core.check import check_flag
 from sparsebp.core.errors import ShapeError
-from sparsebp.kernels.spec import kept_states
+from sparsebp.kernels.checks import kept_states
 from sparsebp.scan import selective_scan as scan_of_arrays
 from sparsebp.scan import selective_scan_vjp
 from sparsebp.scan.selective import check_reset_shape, shapes_of

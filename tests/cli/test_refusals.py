@@ -126,6 +126,10 @@ def test_files_of_options_with_anything_in_them(tmp_path, content):
     path.write_text(content)
     result = invoke("train", "--config", path, "--out", tmp_path / "run")
     refused(result, 1 if "has no options" in result.stderr else 2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_files_of_options_that_are_nested_too_deeply(tmp_path):
     toml = tmp_path / "c.toml"
     toml.write_text("a = " + "[" * 20_000)
     refused(invoke("train", "--config", toml, "--out", tmp_path / "run"), 1, "nested too deeply")

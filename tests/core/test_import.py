@@ -7,20 +7,8 @@ import types
 
 import pytest
 
-HEAVY = (
-    "numba",
-    "llvmlite",
-    "cupy",
-    "scipy",
-    "torch",
-    "jax",
-    "typer",
-    "click",
-    "matplotlib",
-    "rich",
-    "mlxtend",
-    "safetensors",
-)
+HEAVY = ("numba", "llvmlite", "cupy", "scipy", "torch", "jax", "typer", "click", "matplotlib", "rich", "mlxtend",
+         "safetensors")  # fmt: skip
 OPTIONAL = ("cupy", "torch", "jax", "typer", "click", "matplotlib", "rich", "mlxtend")
 ROOMS = ("core.errors", "core.check", "core.backend", "kernels", "nn", "optim", "data", "runtime", "train", "cli")
 
@@ -29,51 +17,53 @@ def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("modules", [("sparsebp",), tuple(f"sparsebp.{room}" for room in ROOMS)])
-def test_imports_nothing_heavy(modules):
-    code = f"""
-import sys
-import {", ".join(modules)}
-print(",".join(sorted({{name.split(".")[0] for name in sys.modules}} & set({HEAVY!r}))))
-"""
+def said(code):
+    """Return what a program prints that ends well."""
     result = run(code)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.strip() == ""
+    return result.stdout.strip()
+
+
+def heavy(imports, names=HEAVY):
+    """Return which of these packages are there after some statements."""
+    return said(f"""
+import sys
+{imports}
+print(",".join(sorted({{name.split(".")[0] for name in sys.modules}} & set({names!r}))))
+""")
+
+
+@pytest.mark.parametrize("modules", [("sparsebp",), tuple(f"sparsebp.{room}" for room in ROOMS)])
+def test_imports_nothing_heavy(modules):
+    assert heavy(f"import {', '.join(modules)}") == ""
 
 
 def test_import_of_the_package_alone_does_not_bring_numpy():
-    result = run("import sys, sparsebp; print('numpy' in sys.modules)")
-    assert result.stdout.strip() == "False"
+    assert heavy("import sparsebp", ["numpy"]) == ""
 
 
 def test_ranks_need_no_deep_import():
-    code = f"""
-import sys
+    code = """
 import sparsebp as sb
 assert sb.run_ranks(2, lambda transport: transport.rank) == [0, 1]
 assert callable(sb.connect)
-print(",".join(sorted({{name.split(".")[0] for name in sys.modules}} & set({(*HEAVY, "mpi4py")!r}))))
 """
-    result = run(code)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.strip() == ""
+    assert heavy(code, (*HEAVY, "mpi4py")) == ""
 
 
 def test_namespaces_list_their_public_names_alone():
-    code = """
+    said("""
 import types
 import sparsebp
 for name in sparsebp.__all__:
     namespace = getattr(sparsebp, name)
     if isinstance(namespace, types.ModuleType) and hasattr(namespace, "__all__"):
         assert dir(namespace) == sorted(namespace.__all__), name
-"""
-    result = run(code)
-    assert result.returncode == 0, result.stderr
+""")
 
 
 def test_every_public_name_can_be_had_without_the_optional_packages():
-    code = f"""
+    said(f"""
 import sys
 for name in {OPTIONAL!r}:
     sys.modules[name] = None
@@ -82,9 +72,7 @@ for name in sparsebp.__all__:
     getattr(sparsebp, name)
 assert dir(sparsebp) == sorted(sparsebp.__all__)
 assert not sparsebp.core.backend.has_gpu()
-"""
-    result = run(code)
-    assert result.returncode == 0, result.stderr
+""")
 
 
 def test_every_public_class_function_and_method_is_documented():

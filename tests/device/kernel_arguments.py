@@ -10,8 +10,9 @@ import numpy as np
 
 from cuda_on_cpu.memory import uninitialised
 from sparsebp.core.check import UpdateRule
+from sparsebp.kernels.checks import OPTIONAL_BUFFERS, UPDATE_BUFFERS
 from sparsebp.kernels.operands import Blocks, Columns, Pairs, Places, Rows, RowShapes, Runs, Terms, WeightSums
-from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS, Kernels
+from sparsebp.kernels.spec import Kernels
 from update_options import options_of
 
 Arguments = dict[str, Any]

@@ -12,9 +12,9 @@ import pytest
 from sparsebp import kernels, optim
 from sparsebp.core import graphs
 from sparsebp.core.errors import DeviceError, OptionError
+from sparsebp.kernels.checks import UPDATE_BUFFERS, UPDATE_OPTIONS
 from sparsebp.kernels.device import DeviceKernels
 from sparsebp.kernels.device.launch import STATIC_SHARED_LIMIT
-from sparsebp.kernels.spec import UPDATE_BUFFERS, UPDATE_OPTIONS
 from sparsebp.patterns import SparsityPattern
 
 

@@ -238,7 +238,7 @@ def branches():
 def test_a_network_on_two_streams(name, make, graph, cupy):
     """Blocks whose outputs many later layers read: a gradient that comes too late would be seen in the numbers."""
     rng = np.random.default_rng(0)
-    batch = rng.standard_normal((6, 3, 8, 8), np.float32), rng.integers(3, size=6)
+    batch = rng.standard_normal((3, 3, 8, 8), np.float32), rng.integers(3, size=3)
     found = []
     for device in ("cpu", "cuda"):
         model = make().to(device)
@@ -374,7 +374,7 @@ No count hangs on the length, up to 65 536 rows T·B.
 def test_a_training_step_asks_no_more_of_the_device(cell: str, backward: str, counted: Any) -> None:
     """Launched or captured, it sends nothing and reads its loss once; a captured one copies the batch to its place."""
     for graph in (False, True):
-        workload = SequenceWorkload(cell, 64, 16, device="cuda", backward=backward)
+        workload = SequenceWorkload(cell, 24, 4, device="cuda", backward=backward)
         order = orders.order_for(workload.model)
         executor = PlainExecutor(workload.model, workload.loss, workload.optimizer, order, graph=graph)
         batch = [(workload.x, workload.target)]

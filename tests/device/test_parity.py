@@ -17,9 +17,10 @@ from nvrtc.sources import SOURCES, kernels_of
 from sparsebp import kernels
 from sparsebp.core.check import UpdateRule
 from sparsebp.core.errors import SparseBPError
+from sparsebp.kernels.checks import UPDATE_OPTIONS
 from sparsebp.kernels.device import DeviceKernels
 from sparsebp.kernels.host import HostKernels
-from sparsebp.kernels.spec import UPDATE_OPTIONS, Kernels
+from sparsebp.kernels.spec import Kernels
 from strategies import tolerance
 
 IMPLEMENTATIONS = (HostKernels, DeviceKernels)

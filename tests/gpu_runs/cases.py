@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from device.kernel_arguments import KERNELS, VARIANTS, Arguments, Maker, arrays_of, copies
-from sparsebp.kernels.spec import UPDATE_OPTIONS
+from sparsebp.kernels.checks import UPDATE_OPTIONS
 
 RECURRENT: tuple[dict[str, Any], ...] = (
     {"batch": 2, "hidden": 1}, {"batch": 2, "hidden": 32}, {"batch": 3, "hidden": 33}, {"batch": 2, "hidden": 64},

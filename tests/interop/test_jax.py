@@ -129,11 +129,14 @@ def test_solves(n, dtype, form, transposed):
                 *system(plan, *form, dtype))  # fmt: skip
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("form", FORMS[1:4], ids=str)
-def test_solves_with_hermitian_matrices(form, transposed):
+@pytest.mark.parametrize(("form", "kind", "transposed", "dtype"), [
+    *((form, "cholesky", transposed, np.complex128) for form in FORMS[1:4] for transposed in (False, True)),
+    *((form, kind, False, np.float64) for form in FORMS for kind in ("cholesky", "ldlt")),
+], ids=str)  # fmt: skip
+def test_solves_with_symmetric_and_hermitian_matrices(form, kind, transposed, dtype):
+    """The derivatives are those of a function of the entries on one side of the diagonal."""
     mask = plan_of(5).pattern.to_scipy().toarray() != 0
-    plan = sb.plan_factor(of_mask(mask | mask.T), kind="cholesky")
+    plan = sb.plan_factor(of_mask(mask | mask.T), kind=kind)
     mirror = plan.pattern.transpose_permutation
 
     def one(values: Any, b: Any) -> Any:
@@ -141,22 +144,7 @@ def test_solves_with_hermitian_matrices(form, transposed):
         return torch.linalg.solve(matrix.T if transposed else matrix, b)
 
     assert_same(lambda v, b: sj.solve(plan, v + v[mirror].conj(), b, transposed), lambda v, b: by_column(one, v, b),
-                *system(plan, *form, np.complex128))  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["cholesky", "ldlt"])
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_solves_with_symmetric_matrices(form, kind):
-    """The derivatives are those of a function of the entries on one side of the diagonal."""
-    mask = plan_of(5).pattern.to_scipy().toarray() != 0
-    plan = sb.plan_factor(of_mask(mask | mask.T), kind=kind)
-    mirror = plan.pattern.transpose_permutation
-
-    def one(values: Any, b: Any) -> Any:
-        return torch.linalg.solve(matrix_of(plan.pattern, values + values[mirror.astype(np.int64)]), b)
-
-    assert_same(lambda v, b: sj.solve(plan, v + v[mirror], b), lambda v, b: by_column(one, v, b),
-                *system(plan, *form))  # fmt: skip
+                *system(plan, *form, dtype))  # fmt: skip
 
 
 def test_an_identity_has_values_of_its_own():
@@ -210,23 +198,28 @@ def assert_same_derivatives(ours: Any, theirs: Any, *operands: Any, more: Any = 
             np.testing.assert_allclose(mine / scale, true / scale, rtol=0, atol=2e-5 if single else 1e-12)
 
 
-@pytest.mark.parametrize(("sizes", "shared", "dtype", "reverse", "extra", "axes"), [
-    ((7, 3, 17), (), "float64", True, "lengths", None), ((7, 3, 1), (1,), "complex64", False, "lengths reset", None),
-    ((2, 3, 17), (0,), "complex128", True, "lengths reset", (0, 1, 2)),
-    ((7, 1, 5), (1, 2), "float32", True, "reset", (None, 2, None)),
-    ((1, 3, 5), (), "float64", False, "", (3, None, None)), ((0, 3, 5), (), "float32", False, "reset", (1, None, 0)),
+@pytest.mark.parametrize(("sizes", "shared", "dtype", "reverse", "lengths", "resets", "axes"), [
+    ((7, 3, 17), (), "float64", True, True, [None] * 3, None),
+    ((7, 3, 1), (1,), "complex64", False, True, [(0, 0, 0), (0, 1, 1)], None),
+    ((2, 3, 17), (0,), "complex128", True, True, [(1, 0, 0)], (0, 1, 2)),
+    ((7, 1, 5), (1, 2), "float32", True, False, [(0, 1, 1)] * 2, (None, 2, None)),
+    ((1, 3, 5), (), "float64", False, False, [None], (3, None, None)),
+    ((0, 3, 5), (), "float32", False, False, [(0, 0, 0)], (1, None, 0)),
 ], ids=str)  # fmt: skip
-def test_recurrences_as_scanned(sizes, shared, dtype, reverse, extra, axes):
-    """In both directions, with lengths and resets, of few states and many; also as one batch by `vmap`."""
+def test_recurrences_as_scanned(sizes, shared, dtype, reverse, lengths, resets, axes):
+    """In both directions, with lengths and resets, of few states and many; also as one batch by `vmap`.
+
+    Of each of `resets`, the axes that it has one of; every other shape is compiled anew.
+    """
     rng, dtype = np.random.default_rng(0), np.dtype(dtype)
     of_a = [1 if axis in shared else n for axis, n in enumerate(sizes)]
     operands = normal(*of_a, dtype=dtype) / 2, normal(*sizes, dtype=dtype), normal(*sizes[1:], dtype=dtype)
     more = []
-    for of_reset in ((0, 0, 0), (0, 1, 1), (1, 0, 0)) if "reset" in extra else [None] * 3:
-        drawn = {"lengths": rng.integers(0, sizes[0] + 1, sizes[1])}
+    for of_reset in resets:
+        drawn = {"lengths": rng.integers(0, sizes[0] + 1, sizes[1])} if lengths else {}
         if of_reset is not None:
             drawn["reset"] = rng.random([1 if one else n for one, n in zip(of_reset, sizes, strict=True)]) < 0.3
-        more += [{name: drawn[name] for name in extra.split()}]
+        more += [drawn]
     functions = [partial(f, reverse=reverse) for f in (sj.linear_recurrence, scanned)]
     if axes is not None:
         operands = tuple(v if axis is None else jnp.stack([v, 0.5 * v, 2 * v], axis)

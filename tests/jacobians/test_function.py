@@ -727,7 +727,7 @@ def test_results_do_not_depend_on_blocks(monkeypatch):
 
 def test_memory_that_is_used_again_is_nobodys(monkeypatch):
     """Tangents large enough for the pool: results of earlier calls, of other threads and after errors stay right."""
-    monkeypatch.setattr("sparsebp.jacobians.tracing.SMALL", 1)
+    monkeypatch.setattr("sparsebp.jacobians.tangents.SMALL", 1)
     rng, n, small = np.random.default_rng(0), 211, np.arange(3.0)
     fails = []
 
@@ -824,7 +824,7 @@ def test_with_scipy_solve_ivp_and_minimize():
 
 
 def test_the_reference_lists_what_can_be_followed():
-    from sparsebp.jacobians import numpy_functions, tracing  # noqa: F401  (registers)
+    from sparsebp.jacobians import numpy_rules, tracing  # noqa: F401  (registers)
 
     page = Path(__file__).resolve().parents[2] / "docs" / "reference" / "function-jacobians.md"
     sections = dict(re.findall(r"^### (.*)\n\n((?:`.*\n)+)", page.read_text(encoding="utf-8"), re.MULTILINE))

@@ -416,19 +416,24 @@ def run_case(number):
     return "right"
 
 
-@pytest.mark.parametrize("chunk", range(-(-CASES // CHUNK)))
-def test_random_calls_are_right_or_refused(chunk):
+def outcomes(run, chunk):
+    """Run the cases of a chunk, of which none may be wrong; return how many there are of each kind."""
     counts, wrong = {}, {}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         for number in range(chunk * CHUNK, min(CASES, (chunk + 1) * CHUNK)):
             try:
-                kind = run_case(number)
+                kind = run(number)
             except Exception as error:
                 kind, wrong[number] = "wrong", f"{type(error).__name__}: {str(error).strip()[:300]}"
             counts[kind] = counts.get(kind, 0) + 1
     assert not wrong, f"{counts}; by number of the case: {wrong}"
-    assert counts["right"] > CHUNK // 4 or CASES < CHUNK
+    return counts
+
+
+@pytest.mark.parametrize("chunk", range(-(-CASES // CHUNK)))
+def test_random_calls_are_right_or_refused(chunk):
+    assert outcomes(run_case, chunk)["right"] > CHUNK // 4 or CASES < CHUNK
 
 
 def run_compiled(number):
@@ -464,14 +469,4 @@ def run_compiled(number):
 @pytest.mark.parametrize("chunk", range(-(-CASES // CHUNK)))
 def test_compiled_calls_are_those_of_the_interpreter(loops_in_python, monkeypatch, chunk):
     monkeypatch.setattr(environment, "OPEN", environment.OPEN - {"getattr"})  # which draws functions here
-    counts, wrong = {}, {}
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        for number in range(chunk * CHUNK, min(CASES, (chunk + 1) * CHUNK)):
-            try:
-                kind = run_compiled(number)
-            except Exception as error:
-                kind, wrong[number] = "wrong", f"{type(error).__name__}: {str(error).strip()[:300]}"
-            counts[kind] = counts.get(kind, 0) + 1
-    assert not wrong, f"{counts}; by number of the case: {wrong}"
-    assert counts["compiled"] > CHUNK // 6 or CASES < CHUNK
+    assert outcomes(run_compiled, chunk)["compiled"] > CHUNK // 6 or CASES < CHUNK

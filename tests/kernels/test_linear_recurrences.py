@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.kernels.checks import CANDIDATES
 from sparsebp.kernels.device import rnn
-from sparsebp.kernels.spec import CANDIDATES
 from strategies import normal, reals, seeds, sizes, tolerance
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sparsebp import kernels
 from sparsebp.core import backend as seam
 from sparsebp.core.errors import DTypeError, LayoutError, OptionError, ShapeError
+from sparsebp.kernels.checks import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from sparsebp.kernels.operands import momenta
-from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from strategies import normal, reals, seeds, tolerance
 from torch_cases import scalars_in_float64
 from update_options import DEFAULTS, options_of

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from sparsebp import kernels
 from sparsebp.core import threads
 from sparsebp.core.threads import get_threads, set_threads
+from sparsebp.kernels.checks import OPTIONAL_BUFFERS, UPDATE_BUFFERS
 from sparsebp.kernels.host import matmul, matmul_batches, matmul_many, update_by_product, worth_update_by_product
 from sparsebp.kernels.host.dense import products
 from sparsebp.kernels.host.dense.products import SMALL
 from sparsebp.kernels.host.engine.tiles import gemm_of
-from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS
 from strategies import normal, reals, seeds, sizes, tolerance
 from thread_counts import assert_same_for_any_number_of_threads
 from update_options import options_of

@@ -456,7 +456,7 @@ def test_against_torch_nn(backend: Backend, cell: Cell, hidden: int) -> None:
             return torch.cat(following) if cell is LSTM else following
 
         at = torch.tensor(np.concatenate([before[step, 0] for before in befores]))
-        jacobian = torch.autograd.functional.jacobian(next_state, at)
+        jacobian = torch.autograd.functional.jacobian(next_state, at, vectorize=True)
         np.testing.assert_allclose(got[step, :, :, 0], jacobian.numpy().T, rtol=1e-11, atol=1e-12)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from itertools import product
 
 from cuda_on_cpu.executor import SHARED_AT_MOST
+from sparsebp.kernels.checks import HELD_INPUTS, room_for_sums
 from sparsebp.kernels.device.conv import TILES
 from sparsebp.kernels.device.launch import WARP, Defines, source
 from sparsebp.kernels.device.rnn import ROW_REGISTERS, SUM_REGISTERS, lane_share
-from sparsebp.kernels.spec import HELD_INPUTS, room_for_sums
 
 _REALS, _INDICES = ("float", "double"), ("int", "long long")
 _WINNERS = ("unsigned char", "int")

@@ -92,7 +92,9 @@ def test_derivatives_of_any_order(dtype, shared):
     ):  # fmt: skip
         run = functools.partial(st.linear_recurrence, reverse=reverse, lengths=lengths, reset=reset)
         assert torch.autograd.gradcheck(run, inputs, check_forward_ad=True, check_batched_grad=True)
-        assert torch.autograd.gradgradcheck(run, inputs, check_fwd_over_rev=True, check_batched_grad=reverse)
+        assert torch.autograd.gradgradcheck(
+            run, inputs, check_fwd_over_rev=True, check_batched_grad=reverse, fast_mode=True
+        )
 
 
 @pytest.mark.parametrize("needed", [(1,), (2,), (0, 2)])
@@ -279,12 +281,12 @@ def test_the_operator_of_gated_layers_has_all_derivatives(nonlinearity, reverse,
         torch.testing.assert_close((z, rest), (i / (f + i), f / (f + i)))
     torch.testing.assert_close(run(p, h0), loop(rest, z * c, h0, reverse=reverse))
     assert torch.autograd.gradcheck(run, (p, h0), check_forward_ad=True, check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(run, (p, h0))
+    assert torch.autograd.gradgradcheck(run, (p, h0), fast_mode=True)
     lengths = torch.tensor([2, 0])
     ended = functools.partial(gated.run_min_gru, lengths=lengths, nonlinearity=nonlinearity, reverse=reverse)
     torch.testing.assert_close(ended(p, h0), loop(rest, z * c, h0, reverse, lengths.tolist()))
     assert torch.autograd.gradcheck(ended, (p, h0), check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(ended, (p, h0))
+    assert torch.autograd.gradgradcheck(ended, (p, h0), fast_mode=True)
     many = torch.randn(4, 3, 2, 2 * gates, **F8)
     for dims, tensors in (((0, None), (many, h0)), ((2, 1), (many.movedim(0, 2), h0.expand(4, 2, 2).movedim(0, 1)))):
         found = torch.func.vmap(run, in_dims=dims)(*tensors)

@@ -29,14 +29,14 @@ def branches():
 
 
 def sequences(features=1):
-    x = np.random.default_rng(0).standard_normal((STEPS, 9, 16, features)).astype(np.float32)
-    return [(step, np.arange(16) % 3) for step in x]
+    x = np.random.default_rng(0).standard_normal((STEPS, 9, 8, features)).astype(np.float32)
+    return [(step, np.arange(8) % 3) for step in x]
 
 
 def images(rows=None):
     """The fifth batch is a smaller one."""
     x = np.random.default_rng(0).standard_normal((STEPS, 6, 2, 6, 6)).astype(np.float32)
-    steps = x if rows is None else [rows[:7] if step == 4 else rows[step : step + 12] for step in range(STEPS)]
+    steps = x if rows is None else [rows[:4] if step == 4 else rows[step : step + 6] for step in range(STEPS)]
     return [(step, np.arange(len(step)) % 3) for step in steps]
 
 
@@ -164,7 +164,7 @@ def test_lengths_are_not_captured_and_named():
     _, executor, step = stepping(make, graph=None)
     assert executor.uncaptured == ()
     for number, (x, target) in enumerate(batches[:4]):
-        executor.step([(cp.asarray(x), cp.asarray(target), np.arange(16) % 9 + 1)], number)
+        executor.step([(cp.asarray(x), cp.asarray(target), np.arange(8) % 9 + 1)], number)
     assert executor.uncaptured == (LENGTHS,)
     assert executor._graphs._recorded == {}
     done = [known.tag for number, batch in enumerate(batches) for known in step(batch, number)]

@@ -12,6 +12,7 @@ import numpy as np
 
 from sparsebp.core import backend
 from sparsebp.core.check import FUNCTIONS, LOSS_FUNCTIONS, Array, UpdateRule
+from sparsebp.kernels.checks import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from sparsebp.kernels.device.launch import (
     BLOCK,
     WARP,
@@ -24,7 +25,6 @@ from sparsebp.kernels.device.launch import (
     ceil_div,
     check_int32,
 )
-from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 
 Check = Callable[[], None]
 _FILE = "optimizers.cu"

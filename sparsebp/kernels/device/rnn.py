@@ -12,9 +12,9 @@ import numpy as np
 from sparsebp.core.check import Array, Nonlinearity
 from sparsebp.core.cublas import matmul
 from sparsebp.core.errors import OptionError
+from sparsebp.kernels.checks import CANDIDATES, CHUNK, MOST_INPUTS, parts_of, room_for, room_for_sums
 from sparsebp.kernels.device.launch import BLOCK, MAX_THREADS, WARP, Defines, Launcher, c_types, ceil_div, thread_block
 from sparsebp.kernels.operands import WeightSums
-from sparsebp.kernels.spec import CANDIDATES, CHUNK, MOST_INPUTS, parts_of, room_for, room_for_sums
 
 # Rows of a chunk's matrix that a lane holds, chosen by the cycles of a step of the reduction.
 #

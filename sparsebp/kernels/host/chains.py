@@ -18,6 +18,7 @@ import numpy as np
 
 from sparsebp.core.check import Array
 from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, JIT, span
+from sparsebp.kernels.host.engine.shuffles import put_row, put_turned, take_row, take_turned
 from sparsebp.kernels.host.engine.simd import (
     advance,
     clear,
@@ -29,12 +30,8 @@ from sparsebp.kernels.host.engine.simd import (
     pointer,
     prefetch,
     put_number,
-    put_row,
-    put_turned,
     select_positive,
     store,
-    take_row,
-    take_turned,
     zeros,
 )
 from sparsebp.kernels.host.engine.threads import parallel

@@ -20,6 +20,7 @@ from numba.core import types
 from sparsebp.core import backend
 from sparsebp.core.check import Array, UpdateRule
 from sparsebp.core.errors import DeviceError
+from sparsebp.kernels.checks import OPTIONAL_BUFFERS, UPDATE_BUFFERS
 from sparsebp.kernels.host.engine import shipped
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, lower_bound, parts_for, span
 from sparsebp.kernels.host.engine.simd import (
@@ -42,7 +43,6 @@ from sparsebp.kernels.host.engine.simd import (
 )
 from sparsebp.kernels.host.engine.threads import ALONE, in_parts, parallel, team
 from sparsebp.kernels.operands import momenta
-from sparsebp.kernels.spec import OPTIONAL_BUFFERS, UPDATE_BUFFERS
 
 # Compiled functions have no annotations: their arguments are pointers and numbers.
 # mypy: disable-error-code="no-untyped-def"

@@ -16,10 +16,12 @@ import numpy as np
 
 from sparsebp.core import threads
 from sparsebp.core.check import Array
+from sparsebp.kernels.checks import CANDIDATES, parts_of
 from sparsebp.kernels.host import chains
 from sparsebp.kernels.host.chains import ACROSS, NARROW, Rows, strided
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, MAX_PARTS, VECTOR_GRAIN, WORTH, parts_for, span
 from sparsebp.kernels.host.engine.math import exp, sigmoid, tanh
+from sparsebp.kernels.host.engine.shuffles import evens, high_in_turn, low_in_turn, odds
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
     absolute,
@@ -28,18 +30,14 @@ from sparsebp.kernels.host.engine.simd import (
     clear,
     copy,
     device,
-    evens,
     fma,
-    high_in_turn,
     intrinsic,
     keep_alive,
     lanes,
     load,
     load_up_to,
-    low_in_turn,
     maximum,
     minimum,
-    odds,
     pointer,
     prefetch,
     store,
@@ -48,7 +46,6 @@ from sparsebp.kernels.host.engine.simd import (
 )
 from sparsebp.kernels.host.engine.threads import parallel, team
 from sparsebp.kernels.host.engine.tiles import add_outer, multiply
-from sparsebp.kernels.spec import CANDIDATES, parts_of
 
 NARROWEST, WIDEST = 256, 8192
 """Numbers of a row in one tile: whole segments of memory at least, and at most what stays in the first two caches."""

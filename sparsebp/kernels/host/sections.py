@@ -17,6 +17,7 @@ import numpy as np
 from sparsebp.core.check import Array
 from sparsebp.kernels.host.chains import BLOCK, at_row, put, strided, take
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, parts_for, span
+from sparsebp.kernels.host.engine.shuffles import shift_in
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
     advance,
@@ -28,7 +29,6 @@ from sparsebp.kernels.host.engine.simd import (
     pointer,
     put_number,
     select_positive,
-    shift_in,
     store,
     zeros,
 )

@@ -11,6 +11,7 @@ import numba
 import numpy as np
 
 from sparsebp.core.check import Array
+from sparsebp.kernels.checks import CHUNK
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, parts_for, span
 from sparsebp.kernels.host.engine.math import exp
 from sparsebp.kernels.host.engine.simd import (
@@ -28,7 +29,6 @@ from sparsebp.kernels.host.engine.simd import (
     zeros,
 )
 from sparsebp.kernels.host.engine.threads import parallel, team
-from sparsebp.kernels.spec import CHUNK
 
 TILE = 32
 """Channels that go through the steps together: two cache lines in float32."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from sparsebp.core.check import Array
 from sparsebp.kernels.host.engine.compile import INNER_JIT, JIT, parts_for, span
+from sparsebp.kernels.host.engine.shuffles import turn
 from sparsebp.kernels.host.engine.simd import (
     advance,
     device,
@@ -24,7 +25,6 @@ from sparsebp.kernels.host.engine.simd import (
     pointer,
     store,
     store_up_to,
-    turn,
     zeros,
 )
 from sparsebp.kernels.host.engine.threads import parallel, team

@@ -20,6 +20,7 @@ import numpy as np
 
 from sparsebp.core.check import Array
 from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, JIT, parts_for, span
+from sparsebp.kernels.host.engine.shuffles import evens, high_in_turn, low_in_turn, odds
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
     advance,
@@ -27,15 +28,11 @@ from sparsebp.kernels.host.engine.simd import (
     broadcast,
     clear,
     device,
-    evens,
     fma,
-    high_in_turn,
     keep_alive,
     lanes,
     load,
     load_up_to,
-    low_in_turn,
-    odds,
     pointer,
     store,
     store_up_to,

@@ -25,6 +25,7 @@ from sparsebp.core import host_pool
 from sparsebp.core.check import Array
 from sparsebp.kernels.host.conv.depthwise import SLACK, Layout, collect_rows, layout_of, spread_rows
 from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, JIT, span
+from sparsebp.kernels.host.engine.shuffles import high_in_turn, low_in_turn
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
     advance,
@@ -33,12 +34,10 @@ from sparsebp.kernels.host.engine.simd import (
     clear,
     device,
     fma,
-    high_in_turn,
     keep_alive,
     lanes,
     load,
     load_up_to,
-    low_in_turn,
     pointer,
     store,
     store_up_to,

@@ -32,6 +32,7 @@ from threadpoolctl import threadpool_info
 from sparsebp.core import threads
 from sparsebp.core.check import Array, UpdateRule
 from sparsebp.core.host_pool import empty
+from sparsebp.kernels.checks import check_update
 from sparsebp.kernels.host.dense.blocks import (
     matvec_of_block,
     reduce_matrices,
@@ -46,7 +47,6 @@ from sparsebp.kernels.host.engine.simd import intrinsic
 from sparsebp.kernels.host.engine.threads import atomic_exchange, atomic_store, parallel, split, team, team_for
 from sparsebp.kernels.host.engine.tiles import TURNED, gemm_of
 from sparsebp.kernels.host.optim import CHUNK, add_chunks, chunk_rows, rule_address, square_sum, update_range
-from sparsebp.kernels.spec import check_update
 
 _FAST = 4  # multiply-adds of a BLAS in the time of one of another kernel
 

@@ -340,7 +340,7 @@ def samples(typingctx: Any, ptr: Any, offset: Any, n: Any, like: Any) -> Any:
         count = builder.shl(context.cast(builder, args[2], n, types.int64), simd.WORD(1))
         kinds = (types.CPointer(real.dtype), types.int64, types.int64)
         both = [
-            simd._load_masked(
+            simd.load_masked(
                 context, builder, real,
                 (at, simd.WORD(i * real.lanes), builder.sub(count, simd.WORD(i * real.lanes))), kinds,
             )

@@ -1,9 +1,9 @@
-"""SIMD in Numba: the vector type, pointers, loads and stores, arithmetic, shuffles."""
+"""SIMD in Numba: the vector type, pointers, loads and stores, arithmetic."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numba
@@ -280,43 +280,31 @@ def where_within(typingctx: Any, x: Any, low: Any, high: Any, value: Any) -> Any
     return x(x, low, high, value), codegen
 
 
-@intrinsic
-def absolute(typingctx: Any, x: Any) -> Any:
-    """Return |x| per lane, or of a number."""
-    if isinstance(x, types.Float):
-        name, real = f"llvm.fabs.f{x.bitwidth}", llvm_real(x)
-        return x(x), lambda context, builder, sig, args: call_llvm(builder, name, real, [args[0]])
+def _of_llvm(name: str, count: int) -> Any:
+    """Return a function of vectors, lane by lane, or of numbers, that LLVM knows by name."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return call_llvm(builder, f"llvm.fabs.{vector_name(x)}", llvm_vector(x), [args[0]])
+    @intrinsic
+    def one(typingctx: Any, x: Any) -> Any:
+        return x(x), called(x)
 
-    return x(x), codegen
+    @intrinsic
+    def two(typingctx: Any, x: Any, y: Any) -> Any:
+        return y(x, y), called(y)
 
+    def called(ty: Any) -> Any:
+        of, result = (
+            (f"f{ty.bitwidth}", llvm_real(ty)) if isinstance(ty, types.Float) else (vector_name(ty), llvm_vector(ty))
+        )
+        return lambda context, builder, sig, args: call_llvm(builder, f"llvm.{name}.{of}", result, list(args))
 
-@intrinsic
-def square_root(typingctx: Any, x: Any) -> Any:
-    """Return the square root per lane, or of a number, correctly rounded; NaN for negative numbers."""
-    if isinstance(x, types.Float):
-        name, real = f"llvm.sqrt.f{x.bitwidth}", llvm_real(x)
-        return x(x), lambda context, builder, sig, args: call_llvm(builder, name, real, [args[0]])
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return call_llvm(builder, f"llvm.sqrt.{vector_name(x)}", llvm_vector(x), [args[0]])
-
-    return x(x), codegen
+    return one if count == 1 else two
 
 
-@intrinsic
-def copysign(typingctx: Any, magnitude: Any, sign: Any) -> Any:
-    """Return |magnitude| with the sign of `sign` per lane, or of numbers."""
-    if isinstance(sign, types.Float):
-        name, real = f"llvm.copysign.f{sign.bitwidth}", llvm_real(sign)
-        return sign(sign, sign), lambda context, builder, sig, args: call_llvm(builder, name, real, list(args))
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return call_llvm(builder, f"llvm.copysign.{vector_name(sign)}", llvm_vector(sign), list(args))
-
-    return sign(magnitude, sign), codegen
+absolute = _of_llvm("fabs", 1)
+square_root = _of_llvm("sqrt", 1)
+"""Correctly rounded; NaN for negative numbers."""
+copysign = _of_llvm("copysign", 2)
+"""|first operand| with the sign of the second."""
 
 
 @intrinsic
@@ -501,7 +489,8 @@ def lanes(typingctx: Any, ptr: Any) -> Any:
     return types.intp(ptr), codegen
 
 
-def _vector_pointer(context: Any, builder: Any, ty: SimdType, ptr: Any, offset: Any, offset_type: Any) -> Any:
+def vector_pointer(context: Any, builder: Any, ty: SimdType, ptr: Any, offset: Any, offset_type: Any) -> Any:
+    """Return ``ptr + offset`` as a pointer to vectors."""
     at = builder.gep(ptr, [context.cast(builder, offset, offset_type, types.intp)])
     return builder.bitcast(at, llvm_vector(ty).as_pointer())
 
@@ -529,7 +518,7 @@ def load(typingctx: Any, ptr: Any, offset: Any) -> Any:
     ty = SimdType(ptr.dtype)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at = _vector_pointer(context, builder, ty, args[0], args[1], offset)
+        at = vector_pointer(context, builder, ty, args[0], args[1], offset)
         return builder.load(at, align=ty.dtype.bitwidth // 8)
 
     return ty(ptr, offset), codegen
@@ -541,7 +530,7 @@ def load_four(typingctx: Any, ptr: Any, offset: Any) -> Any:
     ty = SimdType(ptr.dtype, 4)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at = _vector_pointer(context, builder, ty, args[0], args[1], offset)
+        at = vector_pointer(context, builder, ty, args[0], args[1], offset)
         return builder.load(at, align=ty.dtype.bitwidth // 8)
 
     return ty(ptr, offset), codegen
@@ -554,7 +543,7 @@ def load_wide(typingctx: Any, ptr: Any, offset: Any) -> Any:
     narrow = SimdType(ptr.dtype, ty.lanes)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at = _vector_pointer(context, builder, narrow, args[0], args[1], offset)
+        at = vector_pointer(context, builder, narrow, args[0], args[1], offset)
         found = builder.load(at, align=narrow.dtype.bitwidth // 8)
         return found if narrow == ty else builder.fpext(found, llvm_vector(ty))
 
@@ -567,13 +556,14 @@ def load_n(typingctx: Any, ptr: Any, offset: Any, n: Any) -> Any:
     ty = SimdType(ptr.dtype)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _load_masked(context, builder, ty, args, sig.args)
+        return load_masked(context, builder, ty, args, sig.args)
 
     return ty(ptr, offset, n), codegen
 
 
-def _load_masked(context: Any, builder: Any, ty: SimdType, args: Any, kinds: Any) -> Any:
-    at = _vector_pointer(context, builder, ty, args[0], args[1], kinds[1])
+def load_masked(context: Any, builder: Any, ty: SimdType, args: Any, kinds: Any) -> Any:
+    """Return the first lanes from a pointer and an offset, as many as the third argument says, the others zero."""
+    at = vector_pointer(context, builder, ty, args[0], args[1], kinds[1])
     vector = llvm_vector(ty)
     align = ir.Constant(ir.IntType(32), ty.dtype.bitwidth // 8)
     mask = _tail_mask(context, builder, ty, args[2], kinds[2])
@@ -586,7 +576,7 @@ def store(typingctx: Any, ptr: Any, offset: Any, value: Any) -> Any:
     """Store a vector to ``ptr[offset:]``; any alignment."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at = _vector_pointer(context, builder, value, args[0], args[1], offset)
+        at = vector_pointer(context, builder, value, args[0], args[1], offset)
         builder.store(args[2], at, align=value.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
@@ -605,18 +595,18 @@ def store_n(typingctx: Any, ptr: Any, offset: Any, value: Any, n: Any) -> Any:
 
 
 def _store_masked(context: Any, builder: Any, ty: SimdType, args: Any, kinds: Any) -> None:
-    at = _vector_pointer(context, builder, ty, args[0], args[1], kinds[1])
+    at = vector_pointer(context, builder, ty, args[0], args[1], kinds[1])
     align = ir.Constant(ir.IntType(32), ty.dtype.bitwidth // 8)
     mask = _tail_mask(context, builder, ty, args[3], kinds[3])
     call_llvm(builder, f"llvm.masked.store.{vector_name(ty)}.p0", ir.VoidType(), [args[2], at, align, mask])
 
 
-def _store_first(context: Any, builder: Any, ty: SimdType, args: Any, kinds: Any) -> None:
+def store_first(context: Any, builder: Any, ty: SimdType, args: Any, kinds: Any) -> None:
     """Store the first lanes, all plainly: see `store_up_to`."""
     whole = builder.icmp_signed(">=", context.cast(builder, args[3], kinds[3], types.int64), WORD(ty.lanes))
     with builder.if_else(whole, likely=True) as (plain, masked):
         with plain:
-            at = _vector_pointer(context, builder, ty, args[0], args[1], kinds[1])
+            at = vector_pointer(context, builder, ty, args[0], args[1], kinds[1])
             builder.store(args[2], at, align=ty.dtype.bitwidth // 8)
         with masked:
             _store_masked(context, builder, ty, args, kinds)
@@ -856,7 +846,7 @@ def samples(typingctx: Any, ptr: Any, offset: Any, n: Any, like: Any) -> Any:
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         if isinstance(like, SimdType):
-            return _load_masked(context, builder, like, args, sig.args)
+            return load_masked(context, builder, like, args, sig.args)
         return builder.load(_entry_pointer(context, builder, like, args, sig.args, 1), align=like.bitwidth // 8)
 
     return like(ptr, offset, n, like), codegen
@@ -868,168 +858,10 @@ def set_samples(typingctx: Any, ptr: Any, offset: Any, value: Any, n: Any) -> An
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         if isinstance(value, SimdType):
-            _store_first(context, builder, value, args, sig.args)
+            store_first(context, builder, value, args, sig.args)
         else:
             at = _entry_pointer(context, builder, value, args, sig.args, 1)
             builder.store(args[2], at, align=value.bitwidth // 8)
         return context.get_dummy_value()
 
     return types.void(ptr, offset, value, n), codegen
-
-
-# Vectors of `simd` whose lanes change places: every second number of two vectors, and two vectors in turn.
-
-
-def _shuffle(places: Callable[[int], list[int]]) -> Any:
-    """Return the function of two vectors whose lane i is ``places(lanes)[i]`` of both, one behind the other."""
-
-    @intrinsic
-    def shuffled(typingctx: Any, a: Any, b: Any) -> Any:
-        if not isinstance(a, SimdType) or a != b:
-            return None
-        order = ir.Constant(ir.VectorType(ir.IntType(32), a.lanes), places(a.lanes))
-        return a(a, b), lambda context, builder, sig, args: builder.shuffle_vector(args[0], args[1], order)
-
-    return shuffled
-
-
-evens = _shuffle(lambda lanes: list(range(0, 2 * lanes, 2)))
-odds = _shuffle(lambda lanes: list(range(1, 2 * lanes, 2)))
-low_in_turn = _shuffle(lambda lanes: [i // 2 + i % 2 * lanes for i in range(lanes)])
-high_in_turn = _shuffle(lambda lanes: [i // 2 + i % 2 * lanes for i in range(lanes, 2 * lanes)])
-
-
-def _turned(builder: Any, ty: SimdType, rows: list[Any]) -> list[Any]:
-    """Return the columns of a square of as many rows as lanes."""
-    half, width = ty.lanes // 2, 1
-    turns = [
-        ir.Constant(ir.VectorType(ir.IntType(32), ty.lanes), [i // 2 + i % 2 * ty.lanes for i in range(low, high)])
-        for low, high in ((0, ty.lanes), (ty.lanes, 2 * ty.lanes))
-    ]
-    while width < ty.lanes:
-        rows = [builder.shuffle_vector(rows[i], rows[i + half], turn) for i in range(half) for turn in turns]
-        width *= 2
-    return rows
-
-
-# Rows of vectors in a buffer, from and to arrays of the same numbers or of narrower ones, float32 for float64.
-
-
-def _square(builder: Any, ty: SimdType, ptr: Any, apart: Any, rows: Any, n: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield, for every lane, where its row of a square begins, and how many numbers of it there are: maybe none."""
-    for i in range(ty.lanes):
-        there = builder.icmp_signed("<", WORD(i), rows)
-        # Of a row that is not there, another's place: masks hide a page fault, but only slowly.
-        step = builder.select(there, builder.mul(apart, WORD(i)), WORD(0))
-        yield builder.gep(ptr, [step]), builder.select(there, n, WORD(0))
-
-
-@intrinsic
-def take_turned(typingctx: Any, source: Any, apart: Any, rows: Any, n: Any, out: Any) -> Any:
-    """Write the first `n` columns of some rows, `apart`, as rows of whole vectors: at most a vector of each."""
-    ty = SimdType(out.dtype)
-    narrow = SimdType(source.dtype, ty.lanes)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        word = types.int64
-        sizes = [context.cast(builder, args[i], sig.args[i], word) for i in (1, 2, 3)]
-        found = []
-        for at, here in _square(builder, ty, args[0], *sizes):
-            row = _load_masked(context, builder, narrow, (at, WORD(0), here), (source, word, word))
-            found.append(_widened(builder, ty, narrow, row))
-        for i, column in enumerate(_turned(builder, ty, found)):
-            at = _vector_pointer(context, builder, ty, args[4], WORD(i * ty.lanes), types.int64)
-            builder.store(column, at, align=ty.dtype.bitwidth // 8)
-        return context.get_dummy_value()
-
-    return types.void(source, apart, rows, n, out), codegen
-
-
-@intrinsic
-def put_turned(typingctx: Any, target: Any, apart: Any, rows: Any, n: Any, source: Any) -> Any:
-    """The way back: write `n` rows of whole vectors as columns of some rows, `apart`."""
-    ty = SimdType(source.dtype)
-    narrow = SimdType(target.dtype, ty.lanes)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        sizes = [context.cast(builder, args[i], sig.args[i], types.int64) for i in (1, 2, 3)]
-        word = types.int64
-        places = [_vector_pointer(context, builder, ty, args[4], WORD(i * ty.lanes), word) for i in range(ty.lanes)]
-        found = [builder.load(at, align=ty.dtype.bitwidth // 8) for at in places]
-        square = _square(builder, ty, args[0], *sizes)
-        for (at, here), column in zip(square, _turned(builder, ty, found), strict=True):
-            value = column if narrow == ty else builder.fptrunc(column, llvm_vector(narrow))
-            _store_first(context, builder, narrow, (at, WORD(0), value, here), (target, word, narrow, word))
-        return context.get_dummy_value()
-
-    return types.void(target, apart, rows, n, source), codegen
-
-
-@intrinsic
-def take_row(typingctx: Any, source: Any, offset: Any, n: Any, out: Any, row: Any) -> Any:
-    """Write the first `n` numbers from ``source[offset:]`` as a whole vector at ``out[row:]``."""
-    ty = SimdType(out.dtype)
-    narrow = SimdType(source.dtype, ty.lanes)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        found = _load_masked(context, builder, narrow, args[:3], sig.args[:3])
-        at = _vector_pointer(context, builder, ty, args[3], args[4], row)
-        builder.store(_widened(builder, ty, narrow, found), at, align=ty.dtype.bitwidth // 8)
-        return context.get_dummy_value()
-
-    return types.void(source, offset, n, out, row), codegen
-
-
-@intrinsic
-def put_row(typingctx: Any, target: Any, offset: Any, n: Any, source: Any, row: Any) -> Any:
-    """Write the first `n` numbers of the vector at ``source[row:]`` to ``target[offset:]``."""
-    ty = SimdType(source.dtype)
-    narrow = SimdType(target.dtype, ty.lanes)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value = builder.load(_vector_pointer(context, builder, ty, args[3], args[4], row), align=ty.dtype.bitwidth // 8)
-        value = value if narrow == ty else builder.fptrunc(value, llvm_vector(narrow))
-        _store_first(context, builder, narrow, (*args[:2], value, args[2]), (*sig.args[:2], narrow, n))
-        return context.get_dummy_value()
-
-    return types.void(target, offset, n, source, row), codegen
-
-
-def _widened(builder: Any, ty: SimdType, narrow: SimdType, value: Any) -> Any:
-    return value if narrow == ty else builder.fpext(value, llvm_vector(ty))
-
-
-@intrinsic
-def shift_in(typingctx: Any, number: Any, x: Any) -> Any:
-    """Return a number in the first lane, and in each other one what the lane before it had in `x`."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        one = as_vector(context, builder, x, args[0], number)
-        order = [x.lanes, *range(x.lanes - 1)]
-        return builder.shuffle_vector(args[1], one, ir.Constant(ir.VectorType(ir.IntType(32), x.lanes), order))
-
-    return x(number, x), codegen
-
-
-@intrinsic
-def turn(typingctx: Any, source: Any, apart: Any, n: Any, out: Any, row: Any, block: Any) -> Any:
-    """Transpose a square, a vector each way: store all its columns as rows but the last, and return that.
-
-    Rows of the source are `apart`, and only their first `n` numbers are read. Rows of `out` are `row` apart, but
-    every fourth is `block` behind the one four before.
-    """
-    ty = SimdType(source.dtype)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        distance, each, four = (context.cast(builder, args[i], sig.args[i], types.intp) for i in (1, 4, 5))
-        rows, vector = [], llvm_vector(ty)
-        for i in range(ty.lanes):
-            start = builder.gep(args[0], [builder.mul(distance, WORD(i))])
-            rows.append(_load_masked(context, builder, ty, (start, WORD(0), args[2]), (source, types.int64, n)))
-        rows = _turned(builder, ty, rows)
-        for i in range(ty.lanes - 1):
-            at = builder.gep(args[3], [builder.add(builder.mul(four, WORD(i // 4)), builder.mul(each, WORD(i % 4)))])
-            builder.store(rows[i], builder.bitcast(at, vector.as_pointer()), align=ty.dtype.bitwidth // 8)
-        return rows[-1]
-
-    return ty(source, apart, n, out, row, block), codegen

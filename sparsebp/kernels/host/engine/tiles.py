@@ -24,6 +24,7 @@ from numba.core import cgutils, types
 
 from sparsebp.kernels.host.engine import shipped
 from sparsebp.kernels.host.engine.compile import INNER_APART, INNER_JIT, JIT
+from sparsebp.kernels.host.engine.shuffles import turn
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
     WORD,
@@ -46,7 +47,6 @@ from sparsebp.kernels.host.engine.simd import (
     store,
     store_n,
     store_up_to,
-    turn,
     vector_name,
 )
 
