@@ -13,8 +13,10 @@ import numpy as np
 from sparsebp import kernels
 from sparsebp.patterns.pattern import SparsityPattern
 
-SPARE = 4
-"""Entries of L that two rows of one panel have together at most, if their columns differ."""
+SPARE, FEW = 0.1, 2
+"""Zeros for each value of the rows of a supernode that get columns of others, at most; and zeros that are too few to
+matter, as in pairs of rows of a band.
+"""
 PIECES = 32
 """Tasks whose work would be that of the whole: so much, at most, has a subtree that one thread eliminates."""
 SHORT = 25
@@ -22,8 +24,6 @@ SHORT = 25
 column by column, twice as fast as by panels for 5, and as fast for 25."""
 SMALL = 600_000
 """Multiply-adds of such a matrix at most: larger ones are shared by threads."""
-FEW = 50
-"""One row of this many in such a pair, at least: else pairs are not worth finding the structure again."""
 
 
 class _Supernodes(NamedTuple):
@@ -39,8 +39,6 @@ class _Supernodes(NamedTuple):
         The rows of L of every supernode below its own.
     linked
         Of all blocks but the last, whether L has an entry in the next one's row and U in its column.
-    left, right
-        How many entries of L are in each block's row, and of U.
     """
 
     starts: np.ndarray
@@ -49,8 +47,6 @@ class _Supernodes(NamedTuple):
     below_ptr: np.ndarray
     below: np.ndarray
     linked: np.ndarray
-    left: np.ndarray
-    right: np.ndarray
 
 
 def lay_out(
@@ -71,11 +67,9 @@ def lay_out(
     heads = np.arange(n + 1) if heads is None else heads
     place = np.empty(n, np.int32)
     place[order] = np.arange(n, dtype=np.int32)
-    nodes = _supernodes(pattern, rows, place, heads, symmetric := half or _is_symmetric(pattern, rows, order))
+    nodes = _supernodes(pattern, rows, place, heads, half or _is_symmetric(pattern, rows, order))
     single = half and _is_short(nodes, heads)
-    if not single and FEW * len(pairs := _pairs(nodes, np.diff(heads))) > n:
-        heads = np.delete(heads, pairs + 1)
-        nodes = _supernodes(pattern, rows, place, heads, symmetric)
+    nodes = nodes if single else _merged(nodes, heads)
 
     begins = heads[nodes.starts]  # the first row of every supernode
     within = np.arange(n) - np.repeat(begins[:-1], np.diff(begins))
@@ -98,10 +92,11 @@ def lay_out(
     later = np.diff(column_ptr)[left] - back if half else rest[left] + sizes[left] / 2
     of_left = np.repeat(np.arange(len(sizes)), np.diff(left_ptr))
     work = np.bincount(of_left, sizes[of_left] * sizes[left] * later, len(sizes)) + sizes**2 * rest / 2
-    tasks = structure.cut_tasks(left_ptr, left, first, work, work.sum() / PIECES, storage.PANEL, storage.GROUP)
+    tasks = structure.cut_tasks(left_ptr, left, first, work, work.sum() / PIECES, storage.PANEL, storage.BLOCK)
     panels = storage.Panels(
         first=first.astype(np.int32), column_ptr=column_ptr, columns=columns, own=own, base=base, left_ptr=left_ptr,
-        left=left, back=back, entry_ptr=entry_ptr, source=source, target=target, column=column, rows=rows, order=order,
+        left=left, back=back, entry_ptr=entry_ptr, source=source, target=target, column=column,
+        after=panel_ptr[node + 1].astype(np.int32), rows=rows, order=order,
         signs=np.zeros(0, np.int8), tasks=tasks, half=half, definite=half,
     )  # fmt: skip
     panels = panels._replace(source=across(pattern, panels, source)) if half else panels
@@ -154,9 +149,7 @@ def _of_tree(indptr: np.ndarray, indices: np.ndarray, parent: np.ndarray) -> _Su
     linked = parent[:-1] == np.arange(1, n)
     starts = _starts(linked & (count[1:] == count[:-1] - 1), n)
     ptr, tails = structure.tails_of_tree(indptr, indices, parent, count, starts)
-    wide = np.diff(starts)
-    left = np.bincount(tails, np.repeat(wide, np.diff(ptr)), n) + np.arange(n) - np.repeat(starts[:-1], wide)
-    return _Supernodes(starts, ptr, tails, ptr, tails, linked, left, count - 1)
+    return _Supernodes(starts, ptr, tails, ptr, tails, linked)
 
 
 def _of_rows(indptr: np.ndarray, indices: np.ndarray) -> _Supernodes:
@@ -170,11 +163,11 @@ def _of_rows(indptr: np.ndarray, indices: np.ndarray) -> _Supernodes:
     found, row = np.empty(n + 16 * len(indices), np.int32), 0
     while (row := structure.fill_rows(row, indptr, indices, ends, cuts, marks, found)) < n:
         found = np.concatenate((found, np.empty(len(found) + n, np.int32)))
-    left, right = ends[1:, 1] - ends[:-1, 0] - 1, ends[1:, 0] - ends[1:, 1]
+    right = ends[1:, 0] - ends[1:, 1]
     linked, below = structure.linked_rows(ends, found)
     starts = _starts(linked & (right[1:] == right[:-1] - 1) & (below[1:] == below[:-1] - 1), n)
     tail_ptr, tails, below_ptr, below = structure.tails_of_rows(ends, found, starts)
-    return _Supernodes(starts, tail_ptr, tails, below_ptr, below, linked, left, right)
+    return _Supernodes(starts, tail_ptr, tails, below_ptr, below, linked)
 
 
 def _is_short(nodes: _Supernodes, heads: np.ndarray) -> bool:
@@ -190,17 +183,18 @@ def _starts(joined: np.ndarray, n: int) -> np.ndarray:
     return np.concatenate(([0], np.flatnonzero(~joined) + 1, [n])) if n > 1 else np.arange(n + 1)
 
 
-def _pairs(nodes: _Supernodes, widths: np.ndarray) -> np.ndarray:
-    """Return single rows that make a panel with the next one although their columns differ.
+def _merged(nodes: _Supernodes, heads: np.ndarray) -> _Supernodes:
+    """Return supernodes of which neighbours with nearly the same columns are one."""
+    sizes = np.diff(heads)
+    tails, below = (np.diff(running(sizes[blocks])[ptr]) for blocks, ptr in
+                    ((nodes.tails, nodes.tail_ptr), (nodes.below, nodes.below_ptr)))  # fmt: skip
+    linked, begins = nodes.linked[nodes.starts[1:-1] - 1], heads[nodes.starts]
+    first = kernels.on_host().elimination.merge_supernodes(begins, tails, below, linked, SPARE, FEW)
+    last = first[1:] - 1
 
-    A panel takes a multiple of another in about the time of twenty entries. So two rows are one panel where that adds
-    few zeros, as in a band; not more, since they cost memory in a batch.
-    """
-    if len(widths) < 2:
-        return np.zeros(0, np.int64)
-    left, right = nodes.left, nodes.right
-    good = (widths[:-1] == 1) & (widths[1:] == 1) & nodes.linked
-    good &= (right[:-1] > 1) & (right[1:] == right[:-1]) & (left[:-1] + left[1:] - 1 <= SPARE)
-    at = np.flatnonzero(good)
-    run = np.flatnonzero(np.diff(at, prepend=-2) > 1)
-    return at[(np.arange(len(at)) - np.repeat(run, np.diff(np.append(run, len(at))))) % 2 == 0]
+    def of_last(ptr: np.ndarray, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        counts = np.diff(ptr)[last]
+        return running(counts), blocks[ranges(ptr[last], counts)]
+
+    ends = *of_last(nodes.tail_ptr, nodes.tails), *of_last(nodes.below_ptr, nodes.below)
+    return _Supernodes(nodes.starts[first], *ends, nodes.linked)

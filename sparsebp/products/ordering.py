@@ -8,6 +8,7 @@ of a whole one, and it takes hardly any time. Pivots away from the diagonal are 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -25,7 +26,11 @@ SYMMETRIC = 0.5
 THRESHOLD = 0.5
 """A symmetric order's pivot over the largest entry of its column, at least: large enough for residuals like those of
 partial pivoting, small enough to leave most pivots on the diagonal."""
+LARGE = 20_000
+"""Multiply-adds for each row, at least, from which nested dissection is worth a try: it takes less than they do."""
 INDEPENDENT = "rows and columns that are linearly independent"
+
+_METIS = find_spec("pymetis") is not None
 
 
 def check_order(order: Any, n: int) -> Any:
@@ -98,9 +103,21 @@ def order_diagonal(pattern: SparsityPattern, given: Any, symmetric: bool) -> tup
                                remedy='Keep zeros as entries, or pass kind="lu"')  # fmt: skip
     order = _named_order(blocks, "minimum_degree" if given is None else given)
     order = order[_postorder(blocks, order, order)]
+    if given is None and _METIS and (most := _work(blocks, order)) > LARGE * len(order):
+        other = _named_order(blocks, "nested_dissection")
+        other = other[_postorder(blocks, other, other)]
+        order = other if _work(blocks, other) < most else order
     place = np.empty(len(heads), np.int64)
     place[order] = np.arange(len(heads))
     return np.argsort(place[number[head]], kind="stable").astype(np.int32), running(sizes[heads[order]])
+
+
+def _work(matrix: Any, order: np.ndarray) -> float:
+    """Return the multiply-adds of LU factors with the pattern of A + Aᵀ, nearly; the order is a postorder."""
+    structure, matrix = kernels.on_host().elimination, matrix[order][:, order]
+    both = (matrix + matrix.T).tocsr()
+    count = structure.column_counts(both.indptr, both.indices, structure.parents(both.indptr, both.indices))
+    return float(np.square(count, dtype=np.float64).sum())
 
 
 def _named_order(matrix: Any, given: Any) -> np.ndarray:
@@ -112,11 +129,11 @@ def _named_order(matrix: Any, given: Any) -> np.ndarray:
         return np.arange(n)
     if given == "minimum_degree":
         return _minimum_degree(matrix)
-    try:
-        from pymetis import CSRAdjacency, nested_dissection
-    except ImportError as error:
+    if not _METIS:
         raise MissingDependencyError("Nested dissection needs METIS", expected="the package pymetis", got="none",
-                                     remedy="pip install pymetis") from error  # fmt: skip
+                                     remedy="pip install pymetis")  # fmt: skip
+    from pymetis import CSRAdjacency, nested_dissection
+
     both = (matrix + matrix.T).tocsr()
     both.setdiag(0)
     both.eliminate_zeros()

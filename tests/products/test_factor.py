@@ -28,6 +28,7 @@ from products.factor_gallery import (
 )
 from sparsebp import SparsityPattern, kernels, plan_factor
 from sparsebp.core.errors import DTypeError, PivotError
+from sparsebp.kernels.host.sparse.panels import by_sample
 from strategies import reals, seeds, sizes
 from thread_counts import assert_same_for_any_number_of_threads
 
@@ -318,6 +319,31 @@ def test_any_number_of_threads(name, kind, batch):
         factors = plan(values)
         x = factors.solve(b)
         return [x, factors.solve(b, transposed=True), factors.refine(b, x), np.asarray(factors.growth)]
+
+    assert_same_for_any_number_of_threads(run)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex128])
+@pytest.mark.parametrize("kind", ["lu", "cholesky", "ldlt"])
+def test_wide_supernodes_of_one_matrix(kind, dtype):
+    """Of 13 rows and more, whose multiples are taken many at a time: bitwise as in a batch, on any threads."""
+    pattern, _ = pattern_of(sp.kron(laplacian(6, 5), np.ones((13, 13))))
+    rng, n, diagonal = np.random.default_rng(0), pattern.shape[0], pattern.row_of_entry == pattern.indices
+    values = rng.standard_normal(pattern.nnz).astype(dtype)
+    values = values if values.dtype.kind != "c" else values + 1j * rng.standard_normal(pattern.nnz)
+    values[diagonal] = 4 * 65 * (rng.choice([-1, 1], n) if kind == "ldlt" else 1)
+    plan, b = plan_factor(pattern, kind=kind), rng.standard_normal(n).astype(dtype)
+    assert np.bincount(plan.panels.after).max() >= 20
+    both = plan(np.stack([values, values], axis=1))
+    expected = both.solve(b)[:, 0]
+    matrix = pattern.to_scipy(plan.whole_values(values)).toarray()
+    assert_as_small_as_superlu(matrix, expected, b)
+
+    def run() -> list[Array]:
+        one = plan(values)
+        np.testing.assert_array_equal(one._data[0, :, 0], by_sample(both._data)[0, :, 0])
+        assert one.growth == both.growth[0]
+        return [one.solve(b)]
 
     assert_same_for_any_number_of_threads(run)
 

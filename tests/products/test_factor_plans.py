@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -46,28 +45,26 @@ def eliminated(mask: Array) -> Array:
        symmetric=st.booleans(), half=st.booleans(), seed=seeds)  # fmt: skip
 @either_way
 def test_structure(n, density, block, symmetric, half, seed):
-    """Against elimination of a matrix of booleans: U is exact, L fills up panels, and every panel has what it reads."""
+    """Against elimination of a matrix of booleans: U is exact but for few zeros where rows of a supernode differ, L
+    fills up panels, and every panel has what it reads."""
     rng = np.random.default_rng(seed)
     mask = rng.random((n, n)) < density
     mask = (mask | mask.T if symmetric or half else mask) | np.eye(n, dtype=bool)
     mask, n = np.kron(mask, np.ones((block, block), bool)), n * block
-    equal: list[int] = []  # rows that are made equal to the next one
-
-    def noted(nodes: Any, widths: Array) -> Array:
-        found = pairs(nodes, widths)
-        equal.extend((np.cumsum(widths) - widths)[found])
-        return found
-
-    pairs = elimination._pairs
+    spare, few = seed % 3 / 4, seed % 7
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(elimination, "_pairs", noted)
-        patch.setattr(elimination, "FEW", 1000)
+        patch.setattr(elimination, "SPARE", spare)
+        patch.setattr(elimination, "FEW", few)
         plan = plan_factor(of_mask(mask), kind="cholesky" if half else "lu")
-    filled, at = mask[np.ix_(plan.rows, plan.columns)], plan.panels
-    for i in equal:
-        filled[i : i + 2] = filled[i : i + 2].any(axis=0)
-        filled[:, i : i + 2] = filled[:, i : i + 2].any(axis=1, keepdims=True)
-    filled = eliminated(filled)
+    filled, at = eliminated(mask[np.ix_(plan.rows, plan.columns)]), plan.panels
+    for after in np.unique(at.after):  # the supernodes' rows have the columns of their last one
+        begin, end = at.first[np.searchsorted(at.after, after)], at.first[after]
+        own, before = slice(begin, end), filled.copy()
+        filled[own, begin:] |= (np.arange(n) < end)[begin:] | filled[end - 1, begin:]
+        filled[begin:, own] |= ((np.arange(n) < end)[begin:] | filled[begin:, end - 1])[:, None]
+        entries = filled[own, begin:].sum() + filled[end:, own].sum()
+        assert (filled ^ before).sum() <= max(spare * entries, few)
+    np.testing.assert_array_equal(eliminated(filled), filled)
     columns = [set(at.columns[at.column_ptr[p] : at.column_ptr[p + 1]].tolist()) for p in range(len(at.own))]
     for p, own in enumerate(at.own):
         rows, lefts = range(at.first[p], at.first[p + 1]), at.left[at.left_ptr[p] : at.left_ptr[p + 1]]
@@ -122,6 +119,19 @@ def test_orders_that_are_asked_for(name, order, given_values):
     assert_as_small_as_superlu(dense(pattern, values), plan(values).solve(b), b)
     if name == "grid" and order in ("natural", "permutation"):
         assert plan.fill > plan_factor(pattern).fill
+
+
+def test_nested_dissection_where_it_saves_work(monkeypatch):
+    """Large matrices get the order that takes fewer operations: of a cube nested dissection, of a line another."""
+    pytest.importorskip("pymetis")
+    monkeypatch.setattr(ordering, "LARGE", 0)
+    for matrix in (laplacian(9, 9, 9), line(50)):
+        pattern, _ = pattern_of(matrix)
+        degree, dissected = (
+            plan_factor(pattern, order=order).flops for order in ("minimum_degree", "nested_dissection")
+        )
+        assert dissected != degree
+        assert plan_factor(pattern).flops == min(degree, dissected)
 
 
 def test_pivots_on_the_diagonal_where_they_are_good():

@@ -337,6 +337,34 @@ def tails_of_rows(ends, found, starts):
     return ptr, tails, below_ptr, below
 
 
+@numba.njit(**SERIAL)
+def merge_supernodes(begins, tails, below, linked, spare, few):
+    """Return the first supernode of every run that becomes one, and their number.
+
+    A supernode and the next one, which it is linked to, become one if few of its values are zeros then: its rows get
+    the columns of the other one (C. Ashcraft, R. Grimes, "The influence of relaxed supernode partitions on the
+    multifrontal method", ACM Trans. Math. Softw. 15, 1989). `begins`: the first row of every supernode; `tails` and
+    `below`: how many columns of U and rows of L each has behind its own; `linked`: whether it is linked to the next.
+    `spare`: zeros for each value of the rows that get columns, at most; so many, `few`, in
+    any case, unless one column is left.
+    """
+    count = len(begins) - 1
+    found, runs, zeros, start = np.empty(count + 1, np.int64), 0, 0, 0
+    for s in range(count):
+        if s > 0:
+            wide, own = begins[s] - begins[start], begins[s + 1] - begins[s]
+            more = wide * (2 * own + tails[s] - tails[s - 1] + below[s] - below[s - 1])
+            values = wide * (wide + 2 * own + tails[s] + below[s])
+            if linked[s - 1] and zeros + more <= max(spare * values, few * (tails[s] > 1)):
+                zeros += more
+                continue
+            zeros, start = 0, s
+        found[runs] = s
+        runs += 1
+    found[runs] = count
+    return found[: runs + 1].copy()
+
+
 # ---- panels ----------------------------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,8 @@ PANEL = 4
 """Rows of a panel at most."""
 GROUP = 4
 """Panels that are eliminated together at most: they fit into the second cache with a batch."""
+BLOCK = 8
+"""Panels of one matrix that are eliminated together at most, in a work block in the second cache."""
 LINE = 64
 """Bytes of an entry that holds samples: a cache line, whatever the machine's vectors. Half of it costs as many index
 operations, and takes up to twice as long for each sample."""
@@ -48,6 +50,8 @@ class Panels(NamedTuple):
         For every row, its entries: their numbers in the matrix and among the values, and their columns. (n + 1,) and
         (nnz,) int64, (nnz,) int32. A number q of an entry of a Hermitian matrix on the other side of the diagonal is
         given as -1 - q.
+    after
+        The panel behind the last one of each panel's supernode, (panels,) int32: those have the same columns behind.
     rows, order
         The matrix's row and column behind every one here, (n,) int32.
     signs
@@ -75,6 +79,7 @@ class Panels(NamedTuple):
     source: Any
     target: Any
     column: Any
+    after: Any
     rows: Any
     order: Any
     signs: Any
@@ -154,8 +159,9 @@ def pointers(table):
         simd.address(at[11], np.int32(0)),
         simd.address(at[12], np.int32(0)),
         simd.address(at[13], np.int32(0)),
-        simd.address(at[14], np.int8(0)),
-        simd.address(at[15], np.int64(0)),
+        simd.address(at[14], np.int32(0)),
+        simd.address(at[15], np.int8(0)),
+        simd.address(at[16], np.int64(0)),
         at[COUNTS + 3] != 0,
         at[COUNTS + 4] != 0,
     )
