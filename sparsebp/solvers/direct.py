@@ -7,6 +7,7 @@ one of the last few, are then factorised alone.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -289,7 +290,7 @@ def spsolve(A: Any, b: Any, permc_spec: str | None = None, use_umfpack: bool = T
     except SingularMatrixError as error:
         if sparse and columns > 1:  # as SciPy, which factorises then
             raise
-        warnings.warn(f"Matrix is exactly singular: {error}", MatrixRankWarning, stacklevel=2)
+        warnings.warn(f"Matrix is exactly singular: {error}", MatrixRankWarning, stacklevel=_stacklevel(2))
         x = np.full(right.shape, np.nan, np.promote_types(A.dtype, right.dtype))
     if not sparse or columns == 1:
         return x
@@ -409,6 +410,11 @@ def _has_small_pivot(factors: Factors) -> bool:
     return bool((small & (pivots <= largest[plan.columns])).any())
 
 
+def _stacklevel(level: int) -> int:
+    """Return a level of the stack for `warnings.warn`, one more where SciPy's function was called in ours' place."""
+    return level + (sys._getframe(level).f_globals.get("__name__") == "scipy.sparse.linalg._dsolve.linsolve")
+
+
 def _warn_if_rounding(A: Any, reason: Any) -> None:
     """Warn of a sparse matrix whose solutions change by their own size when the last digits of its values do.
 
@@ -418,7 +424,9 @@ def _warn_if_rounding(A: Any, reason: Any) -> None:
 
     A = A.tocsc()
     if _is_rounding(A) and _is_rounding(_equilibrated(A)):
-        warnings.warn(f"Matrix is singular to working precision: {reason}", MatrixRankWarning, stacklevel=5)
+        warnings.warn(
+            f"Matrix is singular to working precision: {reason}", MatrixRankWarning, stacklevel=_stacklevel(5)
+        )
 
 
 def _is_rounding(A: Any) -> bool:

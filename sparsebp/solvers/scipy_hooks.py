@@ -8,18 +8,22 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from types import CodeType, FunctionType
 from typing import Any
+from weakref import ReferenceType, WeakSet, ref
 
 from sparsebp.core.locks import forkable_lock
 from sparsebp.solvers import direct
 
 
 class _Block:
-    """A block of `used_by_scipy`; it may end in another thread or task than it began in."""
+    """A block of `used_by_scipy`; it may end in another thread or task than it began in.
+
+    It lives as long as the block runs: an interrupt while a block begins or ends leaves nothing open.
+    """
 
     open = True
 
 
-_blocks: ContextVar[tuple[_Block, ...]] = ContextVar("sparsebp_used_by_scipy", default=())
+_blocks: ContextVar[tuple[ReferenceType[_Block], ...]] = ContextVar("sparsebp_used_by_scipy", default=())
 """The blocks that this thread, or task, has opened, and none while a call of theirs runs."""
 _NAMES = ("spsolve", "splu", "factorized")
 
@@ -30,10 +34,7 @@ class _Exchanged:
     It stays the same object, so whoever holds it calls ours: modules under any name, closures, classes, tables.
     """
 
-    def __init__(self, name: str) -> None:
-        from scipy.sparse import linalg
-
-        function: Any = inspect.unwrap(getattr(linalg, name))
+    def __init__(self, name: str, function: Any) -> None:
         self.function, self.codes = function, (function.__code__, _of_name(name))
         self.of_scipy = FunctionType(
             function.__code__, function.__globals__, name, function.__defaults__, function.__closure__
@@ -46,7 +47,8 @@ class _Exchanged:
 
     def leave(self) -> None:
         self.function.__code__ = self.codes[0]
-        del self.function.of_scipy, self.function.__signature__
+        for name in ("of_scipy", "__signature__"):
+            vars(self.function).pop(name, None)
 
 
 def _of_name(name: str) -> CodeType:
@@ -65,7 +67,7 @@ def _of_name(name: str) -> CodeType:
 @contextmanager
 def _chosen(name: str) -> Iterator[Callable[..., Any]]:
     """Give ours to a thread with an open block, and SciPy's to all others, and to what ours passes on."""
-    if not any(block.open for block in _blocks.get()):
+    if not any(map(_is_open, _blocks.get())):
         yield _exchanged[name].of_scipy
         return
     token = _blocks.set(())
@@ -75,9 +77,26 @@ def _chosen(name: str) -> Iterator[Callable[..., Any]]:
         _blocks.reset(token)
 
 
+def _is_open(reference: ReferenceType[_Block]) -> bool:
+    block = reference()
+    return block is not None and block.open
+
+
 _lock = forkable_lock()
 _exchanged: dict[str, _Exchanged] = {}
-_open: list[_Block] = []
+_open = WeakSet[_Block]()
+
+
+def _exchange() -> None:
+    """Exchange SciPy's functions, which are others once its modules are loaded again."""
+    from scipy.sparse import linalg
+
+    for name in _NAMES:
+        function: Any = inspect.unwrap(getattr(linalg, name))
+        if isinstance(function, FunctionType) and (name not in _exchanged or _exchanged[name].function is not function):
+            _exchanged[name] = _Exchanged(name, function)
+    for each in _exchanged.values():
+        each.enter()
 
 
 @contextmanager
@@ -100,20 +119,17 @@ def used_by_scipy() -> Iterator[None]:
     True
     """
     block = _Block()
-    with _lock:
-        if not _exchanged:
-            _exchanged.update({name: _Exchanged(name) for name in _NAMES})
-        if not _open:
-            for function in _exchanged.values():
-                function.enter()
-        _open.append(block)
-    _blocks.set((*(one for one in _blocks.get() if one.open), block))
     try:
+        with _lock:
+            if not _open:
+                _exchange()
+            _open.add(block)
+        _blocks.set((*filter(_is_open, _blocks.get()), ref(block)))
         yield
     finally:
         block.open = False
         with _lock:
-            _open.remove(block)
+            _open.discard(block)
             if not _open:
                 for function in _exchanged.values():
                     function.leave()

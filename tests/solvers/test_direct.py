@@ -7,6 +7,7 @@ import copy
 import functools
 import inspect
 import pickle
+import types
 import warnings
 from typing import Any
 
@@ -18,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 
+import sparsebp as sb
 from sparsebp import solvers
 from sparsebp.core.errors import DTypeError, OptionError, PivotError, ShapeError
-from sparsebp.solvers import direct
+from sparsebp.solvers import direct, scipy_hooks
 from strategies import seeds, sizes
 
 FORMATS = ["csr", "csc", "coo", "lil", "dok", "bsr", "dia", "dense"]
@@ -328,6 +330,55 @@ def test_functions_of_scipy_remain_the_same_objects_in_a_block(name):
         assert pickle.dumps(original) == pickled and inspect.signature(original) == signature
         assert original.__code__.co_name == name
     assert inspect.signature(original) == signature
+
+
+def test_warnings_in_a_block_are_those_of_its_caller():
+    with warnings.catch_warnings(record=True) as warned, solvers.used_by_scipy():
+        warnings.simplefilter("always")
+        theirs.spsolve(sp.csc_array((3, 3)), np.ones(3))
+    solved = [one for one in warned if one.category is theirs.MatrixRankWarning]
+    assert [one.filename for one in solved] == [__file__]
+
+
+def test_an_interrupt_leaves_no_block_open_and_modules_that_are_loaded_again_are_found(monkeypatch):
+    matrix, code = sp.csc_array(2 * np.eye(3)), theirs.splu.__code__
+
+    def interrupted(function: Any) -> None:
+        enter(function)
+        raise KeyboardInterrupt
+
+    with solvers.used_by_scipy():
+        pass
+    enter = scipy_hooks._Exchanged.enter
+    with monkeypatch.context() as patched:
+        patched.setattr(scipy_hooks._Exchanged, "enter", interrupted)
+        with pytest.raises(KeyboardInterrupt), solvers.used_by_scipy():
+            pass
+    assert isinstance(theirs.splu(matrix), theirs.SuperLU) and theirs.splu.__code__ is code
+    again = types.FunctionType(code, theirs.splu.__globals__, "splu", theirs.splu.__defaults__)
+    monkeypatch.setattr(theirs, "splu", again)
+    with solvers.used_by_scipy():
+        assert isinstance(theirs.splu(matrix), solvers.SparseLU)
+    assert isinstance(theirs.splu(matrix), theirs.SuperLU) and again.__code__ is code
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+@pytest.mark.parametrize("batch", [1, 9])
+def test_parts_of_a_complex_reciprocal_are_not_flushed(dtype, batch):
+    """Up to where they may be, plans solve; beyond, they refuse, and SciPy solves."""
+    numbers = np.finfo(dtype)
+    dense = np.array([[1 + 0.01j, 0.3], [0.2, 1 - 0.01j]])
+    for scale in (0.1 * numbers.eps / numbers.tiny, 10 * numbers.eps / numbers.tiny, numbers.max / 100):
+        matrix = sp.csc_array((dense * scale).astype(dtype))
+        b = (matrix @ np.ones(2, dtype)).astype(dtype)
+        np.testing.assert_allclose(solvers.spsolve(matrix, b), 1, rtol=20 * numbers.eps)
+        plan = sb.plan_factor(sb.SparsityPattern.dense(2, 2))
+        values = np.repeat(matrix.toarray().reshape(4, 1), batch, axis=1)
+        if scale < numbers.eps / numbers.tiny:
+            np.testing.assert_allclose(plan(values).solve(np.repeat(b[:, None], batch, 1)), 1, rtol=20 * numbers.eps)
+        else:
+            with pytest.raises(PivotError, match="near an end"):
+                plan(values)
 
 
 def test_threads_share_plans():

@@ -4,6 +4,7 @@ parts, a complex entry of an array these two side by side. Functions of `simd` b
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -222,8 +223,13 @@ def of_real(typingctx: Any, x: Any, like: Any) -> Any:
 
 @intrinsic
 def inverse(typingctx: Any, x: Any) -> Any:
-    """Return 1 / x; of a complex number without overflow on the way, NaN for 0."""
+    """Return 1 / x; of a complex number without overflow on the way.
+
+    NaN for 0, and for a complex number so large that the smaller part of the result may be flushed to zero and count.
+    """
     real = _real_of(x)
+    double = (real.dtype if isinstance(real, SimdType) else real).bitwidth == 64
+    largest = 2.0**970 if double else 2.0**103  # the machine precision over the smallest normal number
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         vector = isinstance(real, SimdType)
@@ -234,6 +240,8 @@ def inverse(typingctx: Any, x: Any) -> Any:
         parts = [builder.extract_value(args[0], i) for i in range(2)]
         a, b = (_fabs(builder, real, part) for part in parts)
         size = builder.select(builder.fcmp_unordered(">", a, b), a, b)  # NaN if any of both is
+        limit, infinity = (ir.Constant(kind, [n] * real.lanes if vector else n) for n in (largest, math.inf))
+        size = builder.select(builder.fcmp_ordered(">", size, limit), infinity, size)
         re, im = (builder.fdiv(part, size) for part in parts)
         square = _multiply_add(builder, real, im, im, builder.fmul(re, re))
         re, im = (builder.fdiv(builder.fdiv(part, square), size) for part in (re, builder.fneg(im)))
