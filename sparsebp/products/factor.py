@@ -453,7 +453,7 @@ class FactorPlan:
         for of_lines, lines in zip(sizes, (pattern.row_of_entry, pattern.indices), strict=True):
             np.maximum.at(of_lines, lines, entries)
         low = numbers.tiny / numbers.eps
-        of_parts = numbers.eps if kind == "lu" and first.dtype.kind == "c" else 1  # of a reciprocal, both count
+        of_parts = numbers.eps / 8 if kind == "lu" and first.dtype.kind == "c" else 1  # both parts of a reciprocal
         high = min(of_parts / numbers.tiny, numbers.max / np.diff(pattern.indptr).max())  # the latter of 1-norms
         for axis, line in np.argwhere(((sizes > 0) & (sizes <= low)) | (sizes > high))[:1]:
             raise PivotError(
