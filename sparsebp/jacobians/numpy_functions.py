@@ -110,7 +110,7 @@ class NumpyFunction:
         if different:  # a value that is rounding alone? In single precision it has another one
             wide = x.astype(float)
             with contextlib.suppress(Exception), np.errstate(all="ignore"):
-                rounding = np.nanmax(np.abs(f(x.astype(np.float32)) - f(wide.copy()))) * _DIGITS
+                rounding = np.nanmax(np.abs(f(x.astype(np.float32)) - f(wide.copy()))) * _ROUNDING_IN_DOUBLE
                 different = _difference(f, wide, rounding if np.isfinite(rounding) else 0)
         if different:
             expected, found = different
@@ -250,7 +250,7 @@ def _output(y: Any) -> Any:
     return y
 
 
-_DIGITS = 16 * float(np.finfo(float).eps / np.finfo(np.float32).eps)
+_ROUNDING_IN_DOUBLE = 16 * float(np.finfo(float).eps / np.finfo(np.float32).eps)
 """Sizes of rounding in double precision over those in single precision, at most."""
 
 

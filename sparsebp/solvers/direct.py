@@ -411,7 +411,7 @@ def _has_small_pivot(factors: Factors) -> bool:
 
 
 def _stacklevel(level: int) -> int:
-    """Return a level of the stack for `warnings.warn`, one more where SciPy's function was called in ours' place."""
+    """Return `level` of the stack for `warnings.warn`, one more where the caller called SciPy's name for a function."""
     return level + (sys._getframe(level).f_globals.get("__name__") == "scipy.sparse.linalg._dsolve.linsolve")
 
 

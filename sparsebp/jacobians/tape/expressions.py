@@ -7,7 +7,7 @@ adds nothing, whatever is infinite on it, and neither does a branch that `where`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -198,15 +198,15 @@ SHORTER: dict[str, Any] = {
 # Derivatives.
 
 
-def parts_of(roots: Iterable[Expression]) -> list[Expression]:
-    """Return all expressions that these are made of, operands before what they enter."""
+def parts_of(roots: Iterable[Expression], known: Container[int] = ()) -> list[Expression]:
+    """Return all expressions that these are made of, down to `known` keys, operands before what they enter."""
     found: dict[int, Expression] = {}
     left = list(roots)
     while left:
         e = left.pop()
         if e.key not in found:
             found[e.key] = e
-            left += [a for a in e.args if isinstance(a, Expression)]
+            left += [] if e.key in known else [a for a in e.args if isinstance(a, Expression)]
     return [found[key] for key in sorted(found)]
 
 

@@ -231,14 +231,14 @@ class Loop:
         known = set[int]()  # in the room
         for operands, functions in passes:
             lines = [f"{name[e.key]} = {in_room[e.key] if e.key in known else code[e.key]}"
-                     for e in needed(operands, known) if e.key in code]  # fmt: skip
+                     for e in parts_of(operands, known) if e.key in code]  # fmt: skip
             lines += [f"{in_room[e.key]} = {name[e.key]}" for e in operands]
             inside += [each, *indented(lines)] if operands else []
             known |= {e.key for e in (*operands, *functions)}
             inside += [f"rows_of_{e.op}(room, {at[e.args[0].key]}, {at[e.key]}, {LANES if lanes else 'end - begin'})"
                        for e in functions]  # fmt: skip
         lines = [f"{name[e.key]} = {in_room[e.key] if e.key in known else code[e.key]}"
-                 for e in needed((root.expression for root in roots), known) if e.key in code]  # fmt: skip
+                 for e in parts_of((root.expression for root in roots), known) if e.key in code]  # fmt: skip
         ends: list[str] = []
         for turn, root in enumerate(roots):
             value, kept = name[root.expression.key], f"room[np.uint64(base + {turn * LANES} + b)]"
@@ -292,18 +292,6 @@ def indented(lines: Iterable[str]) -> list[str]:
     return [f"    {line}" for line in lines]
 
 
-def needed(roots: Iterable[Expression], known: Container[int]) -> list[Expression]:
-    """Return what these expressions are made of, down to what is known."""
-    found: dict[int, Expression] = {}
-    left = list(roots)
-    while left:
-        e = left.pop()
-        if e.key not in found:
-            found[e.key] = e
-            left += [] if e.key in known else [a for a in e.args if isinstance(a, Expression)]
-    return [found[key] for key in sorted(found)]
-
-
 Pass = tuple[list[Expression], list[Expression]]
 """Of a block of turns: what is computed and kept, operands among it, and the functions of vectors that follow."""
 
@@ -324,7 +312,7 @@ def passes_of(
     for number in range(1, 1 + max(level.values(), default=0)):
         functions = [e for e in order if e.op in vectors and e.key in varying and level[e.key] == number]
         operands = {e.args[0].key for e in functions}
-        kept = [e for e in needed((e.args[0] for e in functions), rows) if e.key in varying and e.key not in rows
+        kept = [e for e in parts_of((e.args[0] for e in functions), rows) if e.key in varying and e.key not in rows
                 and (e.key in operands or not (e.op in CHEAP or e.op in OF_BOOLS))]  # fmt: skip
         for e in (*kept, *functions):
             rows[e.key] = len(rows)

@@ -345,8 +345,8 @@ def merge_supernodes(begins, tails, below, linked, spare, few):
     the columns of the other one (C. Ashcraft, R. Grimes, "The influence of relaxed supernode partitions on the
     multifrontal method", ACM Trans. Math. Softw. 15, 1989). `begins`: the first row of every supernode; `tails` and
     `below`: how many columns of U and rows of L each has behind its own; `linked`: whether it is linked to the next.
-    `spare`: zeros for each value of the rows that get columns, at most; so many, `few`, in
-    any case, unless one column is left.
+    `spare`: zeros for each value of the rows that get columns, at most. `few` zeros are accepted in any case, unless
+    one column is left.
     """
     count = len(begins) - 1
     found, runs, zeros, start = np.empty(count + 1, np.int64), 0, 0, 0

@@ -223,11 +223,8 @@ def _scatter(at, p, i, room, data):
 def _take_run(at, p, k, stop, low, high, room, left, data, peak, watched, zero):
     """Subtract the multiples of the panels k … stop - 1, of one supernode, in the panels low … high - 1 of a group."""
     begin, rows, first = at.column_ptr[stop - 1], np.int64(at.first[stop] - at.first[stop - 1]), np.int64(at.first[p])
-    columns, size, skip = (
-        simd.advance(at.columns, begin),
-        at.column_ptr[stop] - begin,
-        np.int64(at.own[stop - 1]) + rows,
-    )
+    columns, size = simd.advance(at.columns, begin), at.column_ptr[stop] - begin
+    skip = np.int64(at.own[stop - 1]) + rows
     whole, rest = (stop - k, np.int64(0)) if rows == PANEL else (stop - k - 1, rows)
     some, wide = high - low, room[3]
     if some > 2:  # others have zeros
