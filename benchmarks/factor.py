@@ -161,6 +161,6 @@ FACTOR = Benchmark(
     in_short=lambda row: row["batch"] in (1, 16) and row["threads"] == 1 and row["matrix"] != "grid, 40 × 40",
     overview=Overview(task="LU factors of a matrix with new values", peer="SciPy", ratio="scipy_ratio",
                       label="{matrix}, batch {batch}", page="products.md#lu-factors"),
-    picture=harness.bars("{matrix}; batch {batch}", {"scipy_ratio": "over SciPy"},
-                         "speed-up: SciPy's time over ours, median", (harness.SCIPY,), line=1.0),
+    picture=harness.bars("{matrix}; batch {batch}", {"klu_ratio": "over KLU", "scipy_ratio": "over SciPy"},
+                         harness.SPEED_UP, (harness.OTHER_PEER[1], harness.SCIPY), log=True, line=1.0),
 )  # fmt: skip

@@ -223,5 +223,7 @@ FACTOR_KINDS = Benchmark(
     ),
     short=("kind", "name", "threads", "ours", "qdldl_ratio", "scipy_ratio", "pardiso_ratio"),
     in_short=lambda row: (row["threads"], row["batch"]) == (1, 1) and not row["name"].endswith(("40 × 40", "20 × 20")),
-    picture=harness.bars("{kind}: {name}", {"scipy_ratio": "over SciPy"}, harness.SPEED_UP, (harness.SCIPY,), line=1.0),
-)
+    picture=harness.bars("{kind}: {name}", {"qdldl_ratio": "over qdldl", "pardiso_ratio": "over PARDISO",
+                         "scipy_ratio": "over SciPy"}, harness.SPEED_UP,
+                         (harness.OTHER_PEER[1], harness.MKL, harness.SCIPY), log=True, line=1.0),
+)  # fmt: skip
