@@ -655,15 +655,15 @@ def load_at(typingctx: Any, ptr: Any, indices: Any, offset: Any) -> Any:
     return ty(ptr, indices, offset), codegen
 
 
-def _prefetch(level: int) -> Any:
-    """Return the function that asks for the cache line of ``ptr[offset]``: it is read soon. Never faults."""
+def _prefetch(level: int, write: bool = False) -> Any:
+    """Return the function that asks for the cache line of ``ptr[offset]``: it is read, or written, soon. Never faults."""
 
     @intrinsic
     def prefetched(typingctx: Any, ptr: Any, offset: Any) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             at = builder.gep(args[0], [context.cast(builder, args[1], offset, types.intp)])
             address = builder.bitcast(at, ir.IntType(8).as_pointer())
-            read, keep, data = (ir.Constant(ir.IntType(32), value) for value in (0, 4 - level, 1))
+            read, keep, data = (ir.Constant(ir.IntType(32), value) for value in (int(write), 4 - level, 1))
             call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [address, read, keep, data])
             return context.get_dummy_value()
 
@@ -672,8 +672,8 @@ def _prefetch(level: int) -> Any:
     return prefetched
 
 
-prefetch, prefetch_second = _prefetch(1), _prefetch(2)
-"""Into the first-level cache, or the second-level one alone."""
+prefetch, prefetch_second, prefetch_written = _prefetch(1), _prefetch(2), _prefetch(1, write=True)
+"""Into the first-level cache, the second-level one alone, or the first-level one in order to write."""
 
 
 @intrinsic

@@ -552,14 +552,18 @@ def _positions_rows_of_one(rows, product_ptr, positions, v, low, high):
         row = simd.advance(v.out, base)
         for i in range(c_indptr[r + 1] - base):
             row[i] = 0
+        below = c_indptr[r + 1]
         for k in range(a_indptr[r], a_indptr[r + 1]):
             m, value = a_indices[k], v.a[k]
             begin = b_indptr[m]
             length = b_indptr[m + 1] - begin
-            # rows of B are short and anywhere: the hardware cannot guess
-            upcoming = b_indptr[a_indices[k + 1 if k < last else last]]
+            # Rows of B are short and anywhere, and those of C too many to stay in a cache: the hardware cannot guess.
+            upcoming = b_indptr[a_indices[k + 4 if k + 4 < last else last]]
             simd.prefetch(v.b, upcoming)
             simd.prefetch(v.b, upcoming + line)
+            for q in range(0, length, line):
+                simd.prefetch_written(v.out, below + q)
+            below += length
             right, at = simd.advance(v.b, begin), simd.advance(positions, p)
             whole = length - length % 4
             for q in range(0, whole, 4):  # loads first: nothing tells the compiler that `row` overlaps none of them
