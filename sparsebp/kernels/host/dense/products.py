@@ -225,6 +225,9 @@ _BLOCK_BYTES = 1 << 18  # of the gradient that an update takes at once: a quarte
 _PART = 1 << 19  # multiply-adds that one part should hold, some 10 microseconds
 _SUMS = ((32, 1 << 19), (256, 1 << 21))
 """The longest thin axis and the smallest large matrix for which a cut along k is worth its partial results."""
+_LONG, _SUM_NUMBERS = 400, 1 << 19
+"""The length along k of a part that packs, from which its partial result costs less than packing a large matrix for
+each part of the other axis; the numbers of one result up to which that is so."""
 _PACKED_PART, _PACKED_HALF, _PACKED_ROWS = 1 << 22, 1 << 20, 64
 """The same, and rows, where packing has to pay; halves are worth it earlier."""
 _MAX_PARTS, _MAX_SUMS = 16, 8
@@ -272,7 +275,8 @@ def plan(m: int, n: int, k: int, itemsize: int, a_transposed: bool, b_transposed
     thin = sizes[3 - outer - inner]
     result = (outer, inner) == (M, N) and n <= CHUNK  # a gradient of weights: its blocks also go into an update
     packed = thin > THIN or not (small or result)
-    if outer == K and not any(thin <= most and largest >= least for most, least in _SUMS):
+    long = k >= _MAX_SUMS * _LONG and m * n <= _SUM_NUMBERS
+    if outer == K and not long and not any(thin <= most and largest >= least for most, least in _SUMS):
         outer, inner, packed = inner, K, True
     length, across = sizes[outer], sizes[inner]
     width = across if inner == K or not small else min(across, _INNER if thin <= _INNER_THIN else _INNER // 2)
@@ -319,7 +323,7 @@ def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
             return np.matmul(a, b, out=out)
     a, b = _in_rows(a), _in_rows(b)
     cut, sizes = describe(a, b)
-    sums = np.empty((cut.parts, m, n), out.dtype) if cut.outer == K and cut.parts > 1 else None
+    sums = empty(np, (cut.parts, m, n), out.dtype) if cut.outer == K and cut.parts > 1 else None
     target = (out if sums is None else sums).ctypes.data
     helpers = team_for(cut.parts, work // _FAST)
     with threads.one_blas_thread():
