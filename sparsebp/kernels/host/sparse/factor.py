@@ -67,7 +67,7 @@ def factorise(
         factorise_columns(*arguments)
     else:
         parts = threads.count() if work > SHARED * tasks else 1
-        words = np.zeros(1 + panels, np.int64) if parts > 1 else _NO_WORDS
+        words = np.zeros(panels + tasks, np.int64) if parts > 1 else _NO_WORDS
         factorise_one(team_for(parts, work), parts, words, *arguments)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from sparsebp.kernels.host.engine import real_or_complex as number
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.compile import INNER_SERIAL, SERIAL
-from sparsebp.kernels.host.engine.threads import atomic_add, atomic_load, atomic_store, in_parts, wait_for
+from sparsebp.kernels.host.engine.threads import atomic_exchange, atomic_load, atomic_store, in_parts, wait_for
 from sparsebp.kernels.host.sparse.factor_columns import underflow_bound
 from sparsebp.kernels.host.sparse.factor_panels import (
     COLUMN,
@@ -43,6 +43,8 @@ from sparsebp.kernels.host.sparse.panels import BLOCK, COUNTS, PANEL, pointers
 
 DEEP = 16
 """Panels of a run at most: their multiples stay in the first cache."""
+AHEAD = 64
+"""Tasks at most that are looked through for one that can begin."""
 
 # The functions below are compiled: their arguments are index arrays, pointers, tuples of them, sizes and flags.
 # mypy: disable-error-code="no-untyped-def"
@@ -50,7 +52,9 @@ DEEP = 16
 
 @numba.njit(**SERIAL)
 def factorise_one(team, parts, words, table, values, blocked, data, found, shifts, least):
-    """Factorise one matrix, on several threads; `words`: the next task, and of each panel whether it is done."""
+    """Factorise one matrix, on several threads; `words`: of each panel whether it is done, of each task whether it has
+    been taken.
+    """
     at, _, n = pointers(table)
     a, zero, one = simd.pointer(blocked), data.dtype.type(0), found.dtype.type(1)
     peaks, seen = np.empty(3 * n, found.dtype), np.zeros((parts, 4), found.dtype)
@@ -69,7 +73,9 @@ def factorise_one(team, parts, words, table, values, blocked, data, found, shift
 
 @numba.njit(**INNER_SERIAL)
 def _factorise_tasks(part, table, parts, words, blocked, data, peaks, shifts, least, found):
-    """Take tasks until there is none. They begin in order, so what a task waits for has begun before it."""
+    """Take tasks until there is none, the first that need not wait, or the first of all: only that one may have to wait,
+    and all before it have begun. So no threads wait for each other, and few wait at all.
+    """
     (at, count, n), whole = pointers(table), simd.pointer(table)
     widest = np.int64(0)
     for p in range(count):
@@ -81,24 +87,52 @@ def _factorise_tasks(part, table, parts, words, blocked, data, peaks, shifts, le
     room = simd.pointer(slots), simd.pointer(columns), simd.pointer(block)
     where = room, simd.pointer(following), simd.pointer(packed), simd.pointer(peaks), simd.pointer(watched)
     bounds = simd.pointer(shifts), least, underflow_bound(found)
-    a, lu, next_task = simd.pointer(blocked), simd.pointer(data), words.ctypes.data
-    tasks, ready = (whole[COUNTS + 2], next_task + 8) if parts > 1 else (1, 0)
-    zero, one, task = data.dtype.type(0), found.dtype.type(1), 0
-    while True:
-        task = atomic_add(next_task, 1) if parts > 1 else task
-        if task >= tasks:
-            break
-        begin, end = (at.tasks[task], at.tasks[task + 1]) if parts > 1 else (np.int64(0), count)
+    a, lu, ready = simd.pointer(blocked), simd.pointer(data), words.ctypes.data if parts > 1 else 0
+    tasks, zero, one = whole[COUNTS + 2], data.dtype.type(0), found.dtype.type(1)
+    low, begin, end, more = np.int64(0), np.int64(0), count, True
+    while more:
+        if parts > 1:
+            low, task = _take(at, low, tasks, ready, ready + 8 * count)
+            if task == tasks:
+                break
+            begin, end = at.tasks[task], at.tasks[task + 1]
         by_row, by_column, lost, poison = _eliminate(at, n, begin, end, a, lu, where, bounds, ready, zero, one)
         found[part, 0], found[part, 1] = max(found[part, 0], by_row), max(found[part, 1], by_column)
         found[part, 2], found[part, 3] = max(found[part, 2], lost), found[part, 3] + poison
-        task += 1
+        more = parts > 1
     simd.keep_alive(slots)
     simd.keep_alive(columns)
     simd.keep_alive(following)
     simd.keep_alive(block)
     simd.keep_alive(packed)
     simd.keep_alive(watched)
+
+
+@simd.device
+def _take(at, low, tasks, ready, taken):
+    """Return the first task that others may have left, and the one that the caller has now; `tasks` if there is none."""
+    while True:
+        while low < tasks and atomic_load(taken + 8 * low) != 0:
+            low += 1
+        task = low
+        for other in range(low, min(low + AHEAD, tasks)):
+            if atomic_load(taken + 8 * other) == 0 and _can_begin(at, at.tasks[other], at.tasks[other + 1], ready):
+                task = other
+                break
+        if task == tasks or atomic_exchange(taken + 8 * task, 0, 1):
+            return low, task
+
+
+@simd.device
+def _can_begin(at, begin, end, ready):
+    """Return whether all panels before `begin` are done of which those from there to `end` take multiples."""
+    for p in range(begin, end):
+        first, last = at.left_ptr[p], at.left_ptr[p + 1] - 1
+        if last >= first and at.left[first] < begin:
+            for q in range(last, first - 1, -1):  # the last ones are done last
+                if at.left[q] < begin and atomic_load(ready + 8 * np.int64(at.left[q])) == 0:
+                    return False
+    return True
 
 
 @simd.device

@@ -57,7 +57,8 @@ def _scale_columns(at, n, values, peak, bound, zero, one):
         value = number.absolute(number.entry(values, at.source[q], zero))
         _raise(peak, 2 * n + at.column[q], value, none)
     for c in range(2 * n, 3 * n):
-        number.set_entry(peak, c, one / simd.maximum(number.entry(peak, c, none) - bound, none))
+        largest = simd.maximum(number.entry(peak, c, none), bound)
+        number.set_entry(peak, c, one / largest + (none + bound) / (largest - bound))  # nothing, or infinity
 
 
 @simd.device
