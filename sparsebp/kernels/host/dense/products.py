@@ -225,9 +225,9 @@ _BLOCK_BYTES = 1 << 18  # of the gradient that an update takes at once: a quarte
 _PART = 1 << 19  # multiply-adds that one part should hold, some 10 microseconds
 _SUMS = ((32, 1 << 19), (256, 1 << 21))
 """The longest thin axis and the smallest large matrix for which a cut along k is worth its partial results."""
-_LONG, _SUM_NUMBERS = 400, 1 << 19
-"""The length along k of a part that packs, from which its partial result costs less than packing a large matrix for
-each part of the other axis; the numbers of one result up to which that is so."""
+_LONG, _FEW_SUMS, _SUM_NUMBERS = 800, 4, 1 << 19
+"""The length along k of parts that pack, and the number of such parts, from which their partial results cost less than
+packing a large matrix for each part of the other axis; the numbers of one result up to which that is so."""
 _PACKED_PART, _PACKED_HALF, _PACKED_ROWS = 1 << 22, 1 << 20, 64
 """The same, and rows, where packing has to pay; halves are worth it earlier."""
 _MAX_PARTS, _MAX_SUMS = 16, 8
@@ -275,7 +275,7 @@ def plan(m: int, n: int, k: int, itemsize: int, a_transposed: bool, b_transposed
     thin = sizes[3 - outer - inner]
     result = (outer, inner) == (M, N) and n <= CHUNK  # a gradient of weights: its blocks also go into an update
     packed = thin > THIN or not (small or result)
-    long = k >= _MAX_SUMS * _LONG and m * n <= _SUM_NUMBERS
+    long = k >= _FEW_SUMS * _LONG and m * n <= _SUM_NUMBERS
     if outer == K and not long and not any(thin <= most and largest >= least for most, least in _SUMS):
         outer, inner, packed = inner, K, True
     length, across = sizes[outer], sizes[inner]
@@ -291,7 +291,7 @@ def plan(m: int, n: int, k: int, itemsize: int, a_transposed: bool, b_transposed
         parts = max(1, min(work // _PART, most, length // step))
     else:  # not thin: whole parts for a BLAS that packs
         wanted = max(work // _PACKED_PART, min(work // _PACKED_HALF, 2))
-        parts = max(1, min(wanted, most, length // _PACKED_ROWS))
+        parts = max(1, min(wanted, most, length // (_LONG if outer == K and long else _PACKED_ROWS)))
         step, rows, width = (-(-length // parts),) * 2 + (across,)
     return Plan(outer, inner, parts, step, rows, width)
 
