@@ -204,7 +204,7 @@ def test_batches_of_larger_matrices(name, kind):
 @given(n=sizes(1, 12), kind=kinds, batch=st.sampled_from([None, 1, 3, 9, 17]), of_a=st.floats(-1, 1),
        of_b=st.floats(-1, 1), trans=st.sampled_from("NTH"), seed=seeds,
        dtype=st.sampled_from([np.float32, np.float64, np.complex64, np.complex128]))  # fmt: skip
-@example(n=1, kind="lu", batch=None, of_a=-0.9375, of_b=0.0, trans="N", seed=2, dtype=np.float64)  # near what is flushed
+@example(n=1, kind="lu", batch=None, of_a=-0.9375, of_b=0.0, trans="N", seed=2, dtype=np.float64)  # is nearly flushed
 @either_way
 def test_powers_of_two_change_no_digit(n, kind, batch, of_a, of_b, trans, seed, dtype):
     """Of factors, solutions and refined ones, up to the ends of the dtype, where matrices are refused."""

@@ -656,7 +656,7 @@ def load_at(typingctx: Any, ptr: Any, indices: Any, offset: Any) -> Any:
 
 
 def _prefetch(level: int, write: bool = False) -> Any:
-    """Return the function that asks for the cache line of ``ptr[offset]``: it is read, or written, soon. Never faults."""
+    """Return the function that asks for the cache line of ``ptr[offset]``, to read or write it soon. Never faults."""
 
     @intrinsic
     def prefetched(typingctx: Any, ptr: Any, offset: Any) -> Any:

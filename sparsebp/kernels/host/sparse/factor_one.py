@@ -73,8 +73,8 @@ def factorise_one(team, parts, words, table, values, blocked, data, found, shift
 
 @numba.njit(**INNER_SERIAL)
 def _factorise_tasks(part, table, parts, words, blocked, data, peaks, shifts, least, found):
-    """Take tasks until there is none, the first that need not wait, or the first of all: only that one may have to wait,
-    and all before it have begun. So no threads wait for each other, and few wait at all.
+    """Take tasks until there is none: the first that need not wait, or the first of all. Only that one may have to wait,
+    and all before it have begun, so no threads wait for each other.
     """
     (at, count, n), whole = pointers(table), simd.pointer(table)
     widest = np.int64(0)
@@ -110,7 +110,7 @@ def _factorise_tasks(part, table, parts, words, blocked, data, peaks, shifts, le
 
 @simd.device
 def _take(at, low, tasks, ready, taken):
-    """Return the first task that others may have left, and the one that the caller has now; `tasks` if there is none."""
+    """Return the first task that may not have been taken, and the one that the caller now has; `tasks` if none."""
     while True:
         while low < tasks and atomic_load(taken + 8 * low) != 0:
             low += 1
