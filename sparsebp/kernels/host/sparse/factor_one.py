@@ -73,8 +73,8 @@ def factorise_one(team, parts, words, table, values, blocked, data, found, shift
 
 @numba.njit(**INNER_SERIAL)
 def _factorise_tasks(part, table, parts, words, blocked, data, peaks, shifts, least, found):
-    """Take tasks until there is none: the first that need not wait, or the first of all. Only that one may have to wait,
-    and all before it have begun, so no threads wait for each other.
+    """Take tasks until there is none: the first that need not wait, or the first of all. Only that one may have to
+    wait, and all before it have begun, so no threads wait for each other.
     """
     (at, count, n), whole = pointers(table), simd.pointer(table)
     widest = np.int64(0)
