@@ -240,9 +240,9 @@ def _optimizers(dtype: np.dtype) -> None:
 
 
 _JOBS: dict[str, Callable[[np.dtype], None]] = {
-    "RNN": functools.partial(_recurrent, nn.RNN), "GRU": functools.partial(_recurrent, nn.GRU),
-    "LSTM": functools.partial(_recurrent, nn.LSTM), "one step": _one_step, "convolutions": _convolutions,
-    "sequences": _sequences, "scans": _scans, "linear recurrences": _linear_recurrences,
-    "sparse products": _sparse_products, "factors": _factors, "dense products": _dense_products,
-    "optimizers": _optimizers,
+    "factors": _factors, "sparse products": _sparse_products, "LSTM": functools.partial(_recurrent, nn.LSTM),
+    "GRU": functools.partial(_recurrent, nn.GRU), "RNN": functools.partial(_recurrent, nn.RNN),
+    "convolutions": _convolutions, "linear recurrences": _linear_recurrences, "sequences": _sequences, "scans": _scans,
+    "one step": _one_step, "dense products": _dense_products, "optimizers": _optimizers,
 }  # fmt: skip
+"""The longest come first, so that all processes end at about the same time."""

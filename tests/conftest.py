@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -36,6 +37,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 # Some hundred processes are started, whose imports take three times as long where compiled modules are not kept.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+gc.disable()  # until all is collected: millions of objects, none of them garbage
 _TAKES_BACKEND = re.compile(r"def \w+\([^)]*\bbackend\b")  # a test or a fixture, which then runs on the GPU's too
 
 
@@ -89,8 +91,14 @@ def jax_compiles_quickly() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def torch_draws_alike() -> None:
     """What a test draws from PyTorch's generator does not depend on the tests that ran before it in the process."""
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+    if "torch" in sys.modules:  # `torch.manual_seed` keeps a trace of its callers for each GPU that may come
+        sys.modules["torch"].default_generator.manual_seed(0)
+
+
+def pytest_collection_finish() -> None:
+    """Let no later search for garbage look at modules and tests, which stay to the end."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

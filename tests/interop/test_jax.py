@@ -44,6 +44,11 @@ def normal(*shape: int, dtype: Any = np.float64) -> Any:
     return jnp.asarray((parts[0] + 1j * parts[1] if np.dtype(dtype).kind == "c" else parts[0]).astype(dtype))
 
 
+def stacked(values: Any, *factors: float, axis: int) -> Any:
+    """Return an array and multiples of it, by NumPy: JAX compiles every operation on every shape."""
+    return jnp.asarray(np.stack([values, *(factor * np.asarray(values) for factor in factors)], axis))
+
+
 def matrix_of(pattern: sb.SparsityPattern, values: Any) -> Any:
     rows, columns = (torch.from_numpy(i.astype(np.int64)) for i in (pattern.row_of_entry, pattern.indices))
     return values.new_zeros(pattern.shape).index_put((rows, columns), values)
@@ -172,7 +177,7 @@ def assert_same_derivatives(ours: Any, theirs: Any, *operands: Any, more: Any = 
     `more` has further arguments by name, without derivatives: several, as compiling takes most of the time.
     """
     every = tuple(range(len(operands)))
-    along = tuple(jnp.cos(jnp.arange(v.size, dtype=v.real.dtype)).reshape(v.shape).astype(v.dtype) for v in operands)
+    along = tuple(np.cos(np.arange(v.size, dtype=v.real.dtype)).reshape(v.shape).astype(v.dtype) for v in operands)
 
     def everything(function: Any) -> Any:
         def of_all(operands: Any, given: Any) -> Any:
@@ -193,7 +198,7 @@ def assert_same_derivatives(ours: Any, theirs: Any, *operands: Any, more: Any = 
 
     single, both = operands[0].real.dtype == np.float32, [everything(f) for f in (ours, theirs)]
     for given in more:
-        for mine, true in zip(*(jax.tree.leaves(f(operands, given)) for f in both), strict=True):
+        for mine, true in zip(*(map(np.asarray, jax.tree.leaves(f(operands, given))) for f in both), strict=True):
             scale = max(float(np.abs(true).max(initial=0)), 1.0)
             np.testing.assert_allclose(mine / scale, true / scale, rtol=0, atol=2e-5 if single else 1e-12)
 
@@ -213,7 +218,7 @@ def test_recurrences_as_scanned(sizes, shared, dtype, reverse, lengths, resets, 
     """
     rng, dtype = np.random.default_rng(0), np.dtype(dtype)
     of_a = [1 if axis in shared else n for axis, n in enumerate(sizes)]
-    operands = normal(*of_a, dtype=dtype) / 2, normal(*sizes, dtype=dtype), normal(*sizes[1:], dtype=dtype)
+    operands = np.asarray(normal(*of_a, dtype=dtype)) / 2, normal(*sizes, dtype=dtype), normal(*sizes[1:], dtype=dtype)
     more = []
     for of_reset in resets:
         drawn = {"lengths": rng.integers(0, sizes[0] + 1, sizes[1])} if lengths else {}
@@ -222,7 +227,7 @@ def test_recurrences_as_scanned(sizes, shared, dtype, reverse, lengths, resets, 
         more += [drawn]
     functions = [partial(f, reverse=reverse) for f in (sj.linear_recurrence, scanned)]
     if axes is not None:
-        operands = tuple(v if axis is None else jnp.stack([v, 0.5 * v, 2 * v], axis)
+        operands = tuple(v if axis is None else stacked(v, 0.5, 2, axis=axis)
                          for v, axis in zip(operands, axes, strict=True))  # fmt: skip
         functions = [lambda *v, f=f, **given: jax.vmap(partial(f, **given), axes)(*v) for f in functions]
     assert_same_derivatives(*functions, *operands, more=more)
@@ -282,7 +287,7 @@ def test_mapped_lengths():
     a, b, h0 = normal(5, 2, 3), normal(5, 2, 3), normal(2, 3)
     lengths = np.array([[5, 0], [2, 3], [1, 1]], np.uint8)
     found = jax.jit(jax.vmap(lambda of: sj.linear_recurrence(a, b, h0, lengths=of)))(lengths)
-    np.testing.assert_allclose(found, np.stack([scanned(a, b, h0, of) for of in lengths]), rtol=1e-12)
+    np.testing.assert_allclose(found, np.stack([jax.jit(scanned)(a, b, h0, of) for of in lengths]), rtol=1e-12)
 
 
 def scanned_selectively(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, h0: Any, reset: Any) -> Any:
@@ -307,13 +312,13 @@ def test_selective_scans(sizes, axes, resets, dtype):
     steps, batch, channels, order = sizes
     wide, narrow = (steps, batch, channels), (steps, batch, order)
     shapes = wide, wide, (channels, order), narrow, narrow, (channels,), (batch, channels, order)
-    operands = [(normal(*shape) / 2).astype(dtype) for shape in shapes]
-    operands[1:3] = jnp.abs(operands[1]), -jnp.abs(operands[2])
+    operands = [jnp.asarray(np.asarray(normal(*shape)) / 2, dtype) for shape in shapes]
+    operands[1:3] = (jnp.asarray(sign * np.abs(v)) for sign, v in zip((1, -1), operands[1:3], strict=True))
     functions = (lambda *v: sj.selective_scan(*v[:7], reset=v[7])), scanned_selectively
     reset = normal(steps, batch)[(slice(None), 0)[: 3 - resets]] > 0.5
     if axes is not None:
         operands = [
-            v if axis is None else jnp.stack([v, 0.5 * v], axis) for v, axis in zip(operands, axes[:7], strict=True)
+            v if axis is None else stacked(v, 0.5, axis=axis) for v, axis in zip(operands, axes[:7], strict=True)
         ]
         reset = reset if axes[7] is None else jnp.stack([reset, ~reset])
         functions = [jax.vmap(f, axes) for f in functions]
@@ -321,7 +326,7 @@ def test_selective_scans(sizes, axes, resets, dtype):
     if axes is None:
         y, last = sj.selective_scan(*operands[:5])
         none = jnp.zeros(channels), jnp.zeros((batch, channels, order)), jnp.zeros(steps, bool)
-        expected = scanned_selectively(*operands[:5], *none)
+        expected = jax.jit(scanned_selectively)(*operands[:5], *none)
         np.testing.assert_allclose(y, expected[0], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(last, expected[1], rtol=1e-4, atol=1e-5)
 
@@ -383,9 +388,9 @@ def test_vmap(kind, mapped):
         "one b": (solve, system(plan, (2,), ())),
         "recurrence": (lambda a, b: sj.linear_recurrence(a, b, reverse=True), (normal(4, 1, 3), normal(4, 2, 3))),
     }[kind]  # fmt: skip
-    many = [v if axis is None else jnp.stack([v, 1.5 * v, 2 * v], axis)
+    many = [v if axis is None else stacked(v, 1.5, 2, axis=axis)
             for v, axis in zip(operands, mapped, strict=True)]  # fmt: skip
-    rows = [[w if axis is None else jnp.take(w, i, axis) for w, axis in zip(many, mapped, strict=True)]
+    rows = [[w if axis is None else np.take(np.asarray(w), i, axis) for w, axis in zip(many, mapped, strict=True)]
             for i in range(3)]  # fmt: skip
 
     def both(run: Any) -> Any:
@@ -400,7 +405,7 @@ def test_vmap(kind, mapped):
     np.testing.assert_allclose(found, values, **close)
     for mine, true, axis in zip(at, grads, mapped, strict=True):
         np.testing.assert_allclose(mine, true.sum(0) if axis is None else np.moveaxis(true, 0, axis), **close)
-    twice = jax.jit(jax.vmap(jax.vmap(f, mapped), (None, 0)))(many[0], jnp.stack([many[1], 3 * many[1]]))
+    twice = jax.jit(jax.vmap(jax.vmap(f, mapped), (None, 0)))(many[0], stacked(many[1], 3, axis=0))
     np.testing.assert_allclose(twice, np.stack([values, 3 * values]), **close)
 
 

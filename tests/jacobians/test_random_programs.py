@@ -158,6 +158,7 @@ def test_compiled_as_interpreted(loops_in_python, steps, n, seed, kink, dtype):
         np.testing.assert_allclose(new.values(x), results[0][1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("jax_compiles_quickly")
 @pytest.mark.parametrize("seed", range(12))
 def test_jax(seed):
     jax = pytest.importorskip("jax")
@@ -172,4 +173,4 @@ def test_jax(seed):
             jac = sb.sparse_jacobian(f, 0 * x)
         except TracingError:
             pytest.skip("asdex does not know an operation")
-        np.testing.assert_allclose(jac(x, check=True).toarray(), jax.jacfwd(f)(x), rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(jac(x, check=True).toarray(), jax.jit(jax.jacfwd(f))(x), rtol=1e-10, atol=1e-10)
