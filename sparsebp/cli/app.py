@@ -172,7 +172,7 @@ def warm_up() -> None:
       sparsebp warm-up
     """
     begin = time.perf_counter()
-    with progress_bar("group of kernels", "; what was compiled is kept", lines=True) as told:
+    with progress_bar("kernel group", "; what was compiled is kept", lines=True) as told:
         kernels_ahead.compile_all(told)
     typer.echo(f"All kernels are ready after {time.perf_counter() - begin:.1f} s, kept below {kernels_ahead.folder()}")
 
