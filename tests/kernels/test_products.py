@@ -24,7 +24,7 @@ from strategies import normal, reals, seeds, sizes, tolerance
 from thread_counts import assert_same_for_any_number_of_threads
 from update_options import options_of
 
-LARGE = st.sampled_from([509, 1024, 2048, 3203])  # the last one is cut along k, whatever the others are
+LARGE = st.sampled_from([509, 1024, 2048, 3203])  # as k, the last one is cut into partial sums
 MIDDLE = st.sampled_from([257, 512, 1000])
 THIN = st.one_of(sizes(1, 33), st.sampled_from([61, 64, 65, 130]))
 

@@ -275,7 +275,7 @@ def plan(m: int, n: int, k: int, itemsize: int, a_transposed: bool, b_transposed
     thin = sizes[3 - outer - inner]
     result = (outer, inner) == (M, N) and n <= CHUNK  # a gradient of weights: its blocks also go into an update
     packed = thin > THIN or not (small or result)
-    long = k >= _FEW_SUMS * _LONG and m * n <= _SUM_NUMBERS
+    long = outer == K and k >= _FEW_SUMS * _LONG and m * n <= _SUM_NUMBERS
     if outer == K and not long and not any(thin <= most and largest >= least for most, least in _SUMS):
         outer, inner, packed = inner, K, True
     length, across = sizes[outer], sizes[inner]
@@ -291,7 +291,7 @@ def plan(m: int, n: int, k: int, itemsize: int, a_transposed: bool, b_transposed
         parts = max(1, min(work // _PART, most, length // step))
     else:  # not thin: whole parts for a BLAS that packs
         wanted = max(work // _PACKED_PART, min(work // _PACKED_HALF, 2))
-        parts = max(1, min(wanted, most, length // (_LONG if outer == K and long else _PACKED_ROWS)))
+        parts = max(1, min(wanted, most, length // (_LONG if long else _PACKED_ROWS)))
         step, rows, width = (-(-length // parts),) * 2 + (across,)
     return Plan(outer, inner, parts, step, rows, width)
 

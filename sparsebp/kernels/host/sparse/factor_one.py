@@ -89,8 +89,8 @@ def _factorise_tasks(part, table, parts, words, blocked, data, peaks, shifts, le
     bounds = simd.pointer(shifts), least, underflow_bound(found)
     a, lu, ready = simd.pointer(blocked), simd.pointer(data), words.ctypes.data if parts > 1 else 0
     tasks, zero, one = whole[COUNTS + 2], data.dtype.type(0), found.dtype.type(1)
-    low, begin, end, more = np.int64(0), np.int64(0), count, True
-    while more:
+    low, begin, end = np.int64(0), np.int64(0), count
+    while True:
         if parts > 1:
             low, task = _take(at, low, tasks, ready, ready + 8 * count)
             if task == tasks:
@@ -99,7 +99,8 @@ def _factorise_tasks(part, table, parts, words, blocked, data, peaks, shifts, le
         by_row, by_column, lost, poison = _eliminate(at, n, begin, end, a, lu, where, bounds, ready, zero, one)
         found[part, 0], found[part, 1] = max(found[part, 0], by_row), max(found[part, 1], by_column)
         found[part, 2], found[part, 3] = max(found[part, 2], lost), found[part, 3] + poison
-        more = parts > 1
+        if parts == 1:
+            break
     simd.keep_alive(slots)
     simd.keep_alive(columns)
     simd.keep_alive(following)
